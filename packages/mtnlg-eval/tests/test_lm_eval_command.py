@@ -129,6 +129,25 @@ def test_any_task_has_the_features_of_the_nine(run: Run, hf: Path, tasks: Path, 
     assert len(shots) == 3
 
 
+def test_rows_of_a_group_are_dependent_under_every_filter(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
+    """Of a task that is named as one of the nine, whose shots are its own."""
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"text": f"t{n}", "label": n // 4 % 2, "group": f"g{n // 4}"}) + "\n" for n in range(40))
+    )
+    content = json.loads((tasks / "choice.yaml").read_text()) | {
+        "task": "piqa",
+        "doc_to_text": "{{text}}",
+        "filter_list": [{"name": name, "filter": [{"function": "take_first"}]} for name in ("one", "two")],
+    }
+    content["dataset_kwargs"] |= {"data_files": {"test": str(tmp_path / "rows.jsonl")}}
+    (tmp_path / "task.yaml").write_text(json.dumps(content))
+    assert run("run", hf, "--tasks", tmp_path / "task.yaml", "--out", tmp_path / "out") == 0
+    (result,) = ResultFolder(tmp_path / "out").results()
+    assert result.shots.asked == "0"
+    assert result.metrics["acc,two"] == result.metrics["acc"]
+    assert result.metrics["acc"].stderr
+
+
 def test_bad_row_of_any_task_costs_only_that_row(
     run: Run, hf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,7 +69,7 @@ class Source:
         own, config, limit = hasattr(task, "rows"), task.config, options.limit
         self.rows: TaskRows = task.rows if own else lm_eval_rows(task)
         self.origin = str(options.data or "hub") if own else str(config.dataset_path)
-        self.few = TASKS_BY_NAME[name].few if own and name in TASKS_BY_NAME else int(config.num_fewshot or 0)
+        self.few = TASKS_BY_NAME[name].few if own else int(config.num_fewshot or 0)
         self.size = len(task.eval_docs)
         if limit is not None:
             limit = int(limit if limit >= 1 else -(-self.size * limit // 1))
@@ -190,22 +190,19 @@ def scores_of(task: Task, sample: Mapping[str, Any]) -> list[float]:
 
 
 def metrics_of(
-    task: Task,
-    values: Mapping[str, Any],
-    samples: Sequence[Mapping[str, Any]],
-    in_order: Sequence[Mapping[str, Any]],
-    clusters: Sequence[int],
+    task: Task, values: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], clusters: Sequence[int]
 ) -> Iterator[tuple[str, Metric]]:
     """lm-eval's metrics with standard errors, and the right answers' log-likelihood and bits per byte.
 
-    The standard error of perplexity, the exponential of the mean of -log P, is by the delta method; that of a metric
-    that is not a mean of rows, by the jackknife.
+    ``samples`` have a row once per filter; ``clusters`` are the rows' in the same order. The standard error of
+    perplexity, the exponential of the mean of -log P, is by the delta method; that of a metric that is not a mean of
+    rows, by the jackknife.
     """
     first = samples[0]["filter"]
     for key in (key for key in values if "," in key and "_stderr" not in key):
         name, _, filter_ = key.partition(",")
-        rows = in_order if filter_ == first else [sample for sample in samples if sample["filter"] == filter_]
-        column, value, stderr = [sample[name] for sample in rows if name in sample], values[key], None
+        column = [sample[name] for sample in samples if sample["filter"] == filter_ and name in sample]
+        value, stderr = values[key], None
         if not isinstance(value, int | float):
             continue
         if len(column) == len(clusters) and all(isinstance(each, int | float) for each in column):
@@ -215,7 +212,7 @@ def metrics_of(
         elif len(column) == len(clusters) and name in task.aggregation():
             stderr = jackknife_error(task.aggregation()[name], column, clusters)
         yield name if filter_ == first else f"{name},{filter_}", Metric(value=value, stderr=stderr)
-    golds = [(sample, sample["gold"]) for sample in in_order]
+    golds = [(sample, sample["gold"]) for sample in samples if sample["filter"] == first]
     if (
         golds
         and all(gold is not None for _, gold in golds)

@@ -16,6 +16,7 @@ import json
 import re
 import time
 from math import isfinite
+from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +98,8 @@ class Evaluation:
 
     def _cells(self) -> Iterator[Cell]:
         for source in self.sources.values():
-            nine = source.name in TASKS_BY_NAME and not isinstance(source.task.config.num_fewshot, int)
-            for asked in self.shots or (("0", "1", "few") if nine else ("few",) if source.few else ("0",)):
+            own = ("0", "1", "few") if isinstance(source.task, PaperTask) else ("few",) if source.few else ("0",)
+            for asked in self.shots or own:
                 count = source.few if asked == "few" else int(asked)
                 options = source.task.get_config("generation_kwargs") or {}
                 drawn = count or options.get("do_sample") or options.get("temperature")
@@ -230,10 +231,11 @@ class Evaluation:
         lm, model, source, rows, key = self._lm, self._model, cell.source, cell.source.rows, cell.key
         first = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
         requests = [str(part) for sample in first for pair in sample["arguments"].values() for part in pair.values()]
-        in_order = sorted(first, key=lambda sample: (sample["digest"], sample["id"]))
+        by_digest = itemgetter("digest", "id")
+        in_order = sorted(first, key=by_digest)
         clusters = numbered(sample["cluster"] for sample in in_order)
         lm_eval = {section: evaluated[section][key] for section in LM_EVAL_SECTIONS}
-        metrics = dict(metrics_of(cell.task, lm_eval["results"], samples, in_order, clusters))
+        metrics = dict(metrics_of(cell.task, lm_eval["results"], sorted(samples, key=by_digest), clusters))
         metric = next((name for name in PREFERRED if name in metrics), next(iter(metrics)))
         values: list[Any] = [sample.get(metric) for sample in in_order]
         means = (
