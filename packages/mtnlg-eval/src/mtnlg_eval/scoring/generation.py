@@ -11,6 +11,8 @@ import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lm_eval.models.utils import normalize_gen_kwargs
+
 from mtnlg_model.console import Failure
 from mtnlg_model.generation.generate import generate
 from mtnlg_model.generation.sampling import Sampling
@@ -22,10 +24,9 @@ if TYPE_CHECKING:
     from mtnlg_model.tokenizer import Tokenizer
 
 PROMPTS_PER_BATCH = 16
-DEFAULT_MAX_TOKENS = 256  # as in lm-eval's own backends
-KNOWN_OPTIONS = frozenset({"until", "do_sample", "temperature", "top_k", "top_p", "seed"})
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+LENGTHS = {"max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"}
 """Names of the limit on new tokens: lm-eval's, transformers' and OpenAI's."""
+KNOWN_OPTIONS = {"until", "do_sample", "temperature", "top_k", "top_p", "seed"} | LENGTHS
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}
 """Options of transformers that are accepted only at the value that has no effect."""
 
@@ -39,26 +40,18 @@ class Options(NamedTuple):
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> Options:
-        """Parse a request's options. Raises ``Failure`` for an unknown or unsupported one."""
+        """Parse a request's options, by lm-eval's rules. Raises ``Failure`` for an unknown or unsupported one."""
         for name, value in NEUTRAL.items():
             if options.get(name, value) != value:
                 raise Failure(f"generation option {name} = {options[name]}: only {value} is supported")
-        requested = next((options[name] for name in LENGTHS if options.get(name) is not None), DEFAULT_MAX_TOKENS)
-        options = {name: value for name, value in options.items() if name not in NEUTRAL and name not in LENGTHS}
-        if unknown := sorted(set(options) - KNOWN_OPTIONS):
-            raise Failure(
-                f"generation option {', '.join(unknown)}: unknown; use {', '.join(sorted({*KNOWN_OPTIONS, *LENGTHS}))}"
-            )
-        until = options.get("until") or ()
-        given = options.get("temperature")
-        sampled = options.get("do_sample", bool(given))
-        temperature = (1.0 if given is None else float(given)) if sampled else 0.0
-        top_k, top_p = options.get("top_k"), float(options.get("top_p", 1.0))
-        return cls(
-            until=(until,) if isinstance(until, str) else tuple(until),
-            max_tokens=int(requested),
-            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
-        )
+        if unknown := sorted(options.keys() - KNOWN_OPTIONS - NEUTRAL.keys()):
+            known = ", ".join(sorted(KNOWN_OPTIONS))
+            raise Failure(f"generation option {', '.join(unknown)}: unknown; use {known}")
+        plain = normalize_gen_kwargs({name: value for name, value in options.items() if value is not None})
+        temperature, top_p = (float(plain.get(name, 1.0)) for name in ("temperature", "top_p"))
+        temperature = temperature if plain["do_sample"] else 0.0
+        sampling = Sampling(temperature=temperature, top_k=plain.get("top_k"), top_p=top_p)
+        return cls(tuple(plain["until"]), plain["max_gen_toks"], sampling)
 
 
 class Prompt(NamedTuple):
