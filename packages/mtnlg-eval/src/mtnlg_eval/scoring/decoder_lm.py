@@ -59,9 +59,6 @@ FAILED: Score = (float("-inf"), False)
 class Engine(Protocol):
     """Runs the network. Answers are yielded in the order of the batches."""
 
-    batch_share: int
-    """Factor by which batches are smaller than requested."""
-
     def score(self, batches: Iterable[Sequence[Row]]) -> Iterator[dict[Request, Score]]:
         """Yield the scores of each batch's requests."""
 
@@ -91,8 +88,6 @@ class Arriving:
 
 class LocalEngine:
     """`Engine` with the whole decoder in this process. On a GPU, the next batch is packed while one is computed."""
-
-    batch_share = 1
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
         self.decoder, self.tokenizer = decoder, tokenizer
@@ -288,13 +283,12 @@ class DecoderLM(LM):  # type: ignore[misc]  # lm-eval carries no types
     def _batches(self, planned: Iterator[list[Row]]) -> Iterator[list[Row]]:
         """Yield full batches of rows in planned order; only the last may be small."""
         waiting: deque[Row] = deque()
-        budget = self.batch_tokens // self.engine.batch_share
         for rows in planned:
             waiting.extend(rows)
-            while sum(row.length for row in waiting) >= budget:
-                yield take_batch(waiting, budget)
+            while sum(row.length for row in waiting) >= self.batch_tokens:
+                yield take_batch(waiting, self.batch_tokens)
         while waiting:
-            yield take_batch(waiting, budget)
+            yield take_batch(waiting, self.batch_tokens)
 
     def _attempt(self, encode: Callable[[T], Sequence[R]], item: T) -> Sequence[R]:
         try:

@@ -23,7 +23,7 @@ they have neither kernel. On a CPU packing alone is enough (docs/decisions/0085)
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,10 +48,11 @@ PRODUCTS = {ATEN.mm.default, ATEN.mm.dtype, ATEN.matmul.default, ATEN.linear.def
 @contextmanager
 def fixed_order(device: torch.device) -> Iterator[None]:
     """Make forward passes on a GPU compute a text with the same sums in any batch; no effect on a CPU."""
-    with ExitStack() as stack:
-        if device.type == "cuda":
-            stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True))
-            stack.enter_context(TiledProducts())  # type: ignore[no-untyped-call]  # torch's
+    if device.type != "cuda":
+        yield
+        return
+    kernels = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
+    with kernels, TiledProducts():  # type: ignore[no-untyped-call]  # torch's
         yield
 
 

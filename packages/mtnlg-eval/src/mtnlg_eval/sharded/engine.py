@@ -61,7 +61,6 @@ class ShardedEngine:
     def __init__(self, shard: DecoderShard, tokenizer: Tokenizer, hosts: ProcessGroup) -> None:
         self.shard, self.tokenizer, self._hosts = shard, tokenizer, hosts
         layout, place = shard.layout, shard.place
-        self.batch_share = 1 if layout.pp == 1 else PIPELINE_SHARE
         self._row_multiple = row_multiple(shard.device)
         pipeline = [layout.rank(place.tp, stage, place.dp) for stage in range(layout.pp)]
         group = distributed.new_group(pipeline, use_local_synchronization=True)
@@ -175,7 +174,7 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
         hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
         engine = ShardedEngine(shard, model.tokenizer, hosts)
         answers = SharedStore(answers_identity(model), store, lookups)
-        yield DecoderLM(model, engine, answers, options.batch_tokens)
+        yield DecoderLM(model, engine, answers, options.batch_tokens // (PIPELINE_SHARE if layout.pp > 1 else 1))
         distributed.barrier(hosts)
     finally:
         distributed.destroy_process_group()
