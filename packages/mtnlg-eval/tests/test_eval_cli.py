@@ -105,7 +105,7 @@ def test_evaluation_writes_results_and_samples(
     assert (results["n-shot"][few.name], few.shots.mean, few.shots.least) == (3, 3, 3)
     assert race.metrics["acc"].stderr == results["results"][race.name]["acc_stderr,none"]
     assert (few.model.name, few.model.precision, few.model.tokens) == ("step-1", "float32", 768)
-    assert few.model.digest == open_model(checkpoint.directory).digest
+    assert few.model.digest == open_model(checkpoint.directory).record.digest
     assert (few.shots.pool, few.shots.pool_rows, few.shots.seed, few.rows.split) == ("train", 3, 1234, "validation")
     assert few.provenance.command.startswith("mtnlg-eval run ")
     assert by_key["lambada", "0"].rows.variant == "openai"

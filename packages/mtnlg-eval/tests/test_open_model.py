@@ -37,7 +37,7 @@ def _memory_of_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_hugging_face_folder_is_read_where_it_lies(hf: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in hf.iterdir()}
     model = open_model(hf)
-    assert model.name == "hf"
+    assert model.record.name == "hf"
     lm, ours = open_lm(model, tmp_path / "out" / "scores.sqlite"), open_lm(open_model(checkpoint.directory))
     assert lm.score(REQUESTS) == ours.score(REQUESTS)
     assert {path: path.stat().st_mtime_ns for path in hf.iterdir()} == before
@@ -48,7 +48,7 @@ def test_a_hugging_face_folder_is_read_where_it_lies(hf: Path, checkpoint: Check
 
 def test_identity_covers_weights_tokenizer_template_dtype(hf: Path, tmp_path: Path) -> None:
     def digest(folder: Path, **options: object) -> str:
-        return open_model(folder, ModelOptions.parse(options)).digest
+        return open_model(folder, ModelOptions.parse(options)).record.digest
 
     others = {name: tmp_path / "others" / name / "hf" for name in ("same", "weights", "tokenizer", "template")}
     for folder in others.values():
@@ -93,9 +93,10 @@ def test_a_model_of_the_hub_is_read_from_its_cache(hf: Path, tmp_path: Path, mon
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
-    model = open_model("some/model")
-    assert (model.name, model.source) == ("model", "some/model")
-    assert model.digest == open_model("some/model", ModelOptions(revision=commit)).digest == open_model(hf).digest
+    model = open_model("some/model").record
+    assert (model.name, model.checkpoint) == ("model", "some/model")
+    pinned = open_model("some/model", ModelOptions(revision=commit))
+    assert model.digest == pinned.record.digest == open_model(hf).record.digest
     with pytest.raises(Failure, match="some/other: neither a folder nor a model on the hub"):
         open_model("some/other")
 

@@ -58,7 +58,10 @@ class Shots(Record):
 
 
 class Model(Record):
-    """The model and its precision; ``context`` is its longest prompt in tokens, ``threads`` torch's number on a CPU."""
+    """A model in a precision: ``checkpoint`` is its path or hub id, ``name`` the last part of that.
+
+    ``context`` is its longest prompt in tokens, ``threads`` torch's number on a CPU.
+    """
 
     checkpoint: str
     name: str
@@ -69,6 +72,11 @@ class Model(Record):
     precision: str
     context: int
     threads: int | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Path, name, digest and trained tokens, as summaries and studies record them."""
+        return self.model_dump(include={"checkpoint", "name", "digest", "tokens"})
 
 
 class Metric(Record):

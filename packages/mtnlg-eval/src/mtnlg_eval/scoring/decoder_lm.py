@@ -180,7 +180,7 @@ class DecoderLM(LM):  # type: ignore[misc]  # lm-eval carries no types
         """``engine`` holds the decoder of ``model``, and ``store`` has answers of it alone."""
         super().__init__()
         self.engine, self.store, self.batch_tokens = engine, store, batch_tokens
-        self.max_length, self.chat, self._tokenizer = model.context, model.chat, model.tokenizer
+        self.max_length, self.chat, self._tokenizer = model.record.context, model.chat, model.tokenizer
         self._longest_short_text = model.config.longest_short_text
         self.on_scored: Callable[[int], None] = lambda _: None
         self.on_failed: Callable[[Instance, Failure], None] | None = None

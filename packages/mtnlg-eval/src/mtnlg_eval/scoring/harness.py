@@ -29,7 +29,7 @@ from mtnlg_eval.results.compare import group_means
 from mtnlg_eval.results.folder import LM_EVAL_SECTIONS, ResultFolder
 from mtnlg_eval.results.paper_setting import SCORED_ROWS
 from mtnlg_eval.results.provenance import provenance
-from mtnlg_eval.results.result import FailedRow, Model, Result, Rows, Shots, digest_of
+from mtnlg_eval.results.result import FailedRow, Result, Rows, Shots, digest_of
 from mtnlg_eval.results.statistics import numbered
 from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, load_lm_eval_tasks, with_shots
 from mtnlg_eval.tasks.paper_task import SEED, PaperTask, paper_task
@@ -131,7 +131,7 @@ class Evaluation:
         if lm.store.taken_over:
             say(f"{lm.store.taken_over:,} answers are reused from {out / 'scores.sqlite'}")
         return {
-            **model.identity,
+            **model.record.identity,
             "style": self.options.style,
             "tasks": {
                 task: {shots: ScoredCell(tuple(results)).summary for shots, results in by_shots.items()}
@@ -149,7 +149,7 @@ class Evaluation:
         self.not_run[name] = why
         say(f"{name}: not run: {why}")
         if self._leads:
-            self._folder.add_gap(name, why, self._model.source)
+            self._folder.add_gap(name, why, self._model.record.checkpoint)
 
     def _build(self, cell: Cell) -> bool:
         """Build a cell's requests, leaving out rows for which that fails; returns whether any row is left."""
@@ -228,7 +228,7 @@ class Evaluation:
         return made
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
-        lm, model, source, rows, key = self._lm, self._model, cell.source, cell.source.rows, cell.key
+        model, source, rows, key = self._model.record, cell.source, cell.source.rows, cell.key
         first = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
         requests = [str(part) for sample in first for pair in sample["arguments"].values() for part in pair.values()]
         by_digest = itemgetter("digest", "id")
@@ -280,14 +280,7 @@ class Evaluation:
             ),
             truncated=sum(sample["truncated"] for sample in first),
             requests_digest=digest_of([model.precision, *requests]),
-            model=Model(
-                **model.identity,
-                step=model.step,
-                parameters=model.config.parameters,
-                precision=model.precision,
-                context=lm.max_length,
-                threads=threads,
-            ),
+            model=model.model_copy(update={"threads": threads}),
             metric=metric,
             metrics=metrics,
             values=list(map(float, values)) if means else [],

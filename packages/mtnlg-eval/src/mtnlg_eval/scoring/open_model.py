@@ -20,6 +20,7 @@ import torch
 from pydantic import Field, PositiveInt, model_validator
 
 from mtnlg_eval.hub import fetch_model
+from mtnlg_eval.results.result import Model
 from mtnlg_model.chat import Chat
 from mtnlg_model.checkpoint.chat_files import read_chat_files
 from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, read_manifest, resolve_checkpoint
@@ -84,33 +85,18 @@ DEFAULTS = ModelOptions()
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model that can be loaded. ``source`` is the path or hub id, ``name`` its last part."""
+    """A model that can be loaded; ``record`` is the part of its results, without the number of threads."""
 
-    source: str
-    name: str
     weights: Checkpoint | HuggingFaceWeights
     tokenizer: Tokenizer
     chat: Chat
     dtype: torch.dtype
-    context: int
-    digest: str
-    step: int = 0
-    tokens: int = 0
-
-    @property
-    def identity(self) -> dict[str, str | int]:
-        """Path, name, digest and trained tokens, as summaries and studies record them."""
-        return {"checkpoint": self.source, "name": self.name, "digest": self.digest, "tokens": self.tokens}
+    record: Model
 
     @property
     def config(self) -> ModelConfig:
         """The decoder's configuration."""
         return self.weights.config
-
-    @property
-    def precision(self) -> str:
-        """Name of the dtype."""
-        return str(self.dtype).removeprefix("torch.")
 
     def decoder(self) -> Decoder:
         """The decoder in evaluation mode, on a GPU if there is one."""
@@ -145,18 +131,17 @@ def open_model(source: Path | str, options: ModelOptions = DEFAULTS) -> OpenedMo
     chat = Chat.read((folder, place), options.chat_template_args, options.enable_thinking, options.think_end_token)
     files = {name: hashlib.sha256(raw).hexdigest() for name, raw in read_chat_files(place).items()}
     answers = [weights_digest, tokenizer.definition, files, chat.texts, str(dtype), context]
-    return OpenedModel(
-        source=str(source) if name else str(weights.directory),
+    record = Model(
+        checkpoint=str(source) if name else str(weights.directory),
         name=name or weights.directory.resolve().name,
-        weights=weights,
-        tokenizer=tokenizer,
-        chat=chat,
-        dtype=dtype,
-        context=context,
         digest=_digest(answers),
-        step=made.step if made else 0,
         tokens=made.tokens if made else 0,
+        step=made.step if made else 0,
+        parameters=weights.config.parameters,
+        precision=str(dtype).removeprefix("torch."),
+        context=context,
     )
+    return OpenedModel(weights, tokenizer, chat, dtype, record)
 
 
 def _open_weights(folder: Path) -> tuple[Checkpoint | HuggingFaceWeights, str]:
@@ -218,4 +203,4 @@ def open_lm(model: OpenedModel, store: Path | None = None, batch_tokens: int = T
 def answers_identity(model: OpenedModel) -> str:
     """Everything that determines a model's answers to the last bit; also sets the number of threads."""
     threads = choose_threads(model.config)
-    return f"{model.digest} {'cuda' if torch.cuda.is_available() else threads}"
+    return f"{model.record.digest} {'cuda' if torch.cuda.is_available() else threads}"

@@ -230,8 +230,7 @@ def run_hans_study(folder: Path) -> dict[str, Hans]:
         mode = run.results[0].shots
         studies[f"{name}.json"] = Hans(
             version=2,
-            **run.model.model_dump(include={"checkpoint", "digest", "tokens"}),
-            name=run.label,
+            **run.model.identity | {"name": run.label},
             shots_from={"source": mode.source, "labels": mode.labels},
             shots=tallies,
         )

@@ -80,7 +80,7 @@ def run_study(
     out, options = Path(out), ModelOptions.parse(model_args)
     model = open_model(checkpoint, options)
     with model_on_ranks(model, options, out, f"{__name__}:run_study", asked) as (lm, leads):
-        study = study_class(name).measure(lm, model.identity, out if leads else None, **settings)
+        study = study_class(name).measure(lm, model.record.identity, out if leads else None, **settings)
     if leads:
         study.write(out / f"{name}.json")
     return study if leads else None
