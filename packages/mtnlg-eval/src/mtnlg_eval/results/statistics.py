@@ -54,12 +54,9 @@ def wilson_interval(successes: float, total: float) -> tuple[float, float]:
 
 def clustered_variance(values: Sequence[float] | NDArray[np.float64], clusters: Sequence[int]) -> float | None:
     """Variance of the mean of these rows; None for a single cluster."""
-    x_N, sums = np.asarray(values, float), _by_cluster(values, clusters)
-    groups = len(sums)
-    if groups < 2:
-        return None
-    sizes = _by_cluster(np.ones(len(x_N)), clusters)
-    return float(((sums - sizes * x_N.mean()) ** 2).sum()) * groups / (groups - 1) / len(x_N) ** 2
+    x_N = np.asarray(values, float)
+    squares, groups = _squares(x_N, clusters, float(x_N.mean()))
+    return None if groups < 2 else squares * groups / (groups - 1) / len(x_N) ** 2
 
 
 def clustered_error(values: Sequence[float], clusters: Sequence[int]) -> float | None:
@@ -74,8 +71,10 @@ def numbered(names: Iterable[Hashable]) -> list[int]:
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
-def _by_cluster(values: Sequence[float] | NDArray[np.float64], clusters: Sequence[int]) -> NDArray[np.float64]:
-    return np.bincount(np.asarray(clusters), np.asarray(values, float)).astype(np.float64)
+def _squares(x_N: NDArray[np.float64], clusters: Sequence[int], mean: float) -> tuple[float, int]:
+    """Sum over clusters of (sum of its rows' x - mean)^2, and the number of clusters."""
+    sums, sizes = (np.bincount(clusters, weights) for weights in (x_N, np.ones(len(x_N))))
+    return float(((sums - sizes * mean) ** 2).sum()), len(sums)
 
 
 def mean_estimate(
@@ -110,8 +109,7 @@ def paired(d_N: NDArray[np.float64], clusters: Sequence[int]) -> tuple[float, fl
     bounded = bool(np.abs(d_N).max() <= 1)
     n = len(d_N) + 2 * bounded
     mean = float(d_N.sum()) / n
-    sums, sizes = _by_cluster(d_N, clusters), _by_cluster(np.ones(len(d_N)), clusters)
-    squares = float(((sums - sizes * mean) ** 2).sum())
+    squares, _ = _squares(d_N, clusters, mean)
     return mean, (squares + bounded * ((1 - mean) ** 2 + (1 + mean) ** 2)) / n**2
 
 
