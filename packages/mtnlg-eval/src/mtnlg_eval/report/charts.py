@@ -117,8 +117,10 @@ def trends(evaluation: Evaluation) -> dict[str, list[Chart]]:
     cells = evaluation.main.by_task
     tasks = [task for task in TASKS if task.name in cells]
     found = {"shots": [_by_shots(cells[task.name], task) for task in tasks if len(cells[task.name]) > 1], "tokens": []}
-    if len({run.model.tokens for run in evaluation.history}) > 1:
-        found["tokens"] = [_by_tokens(evaluation.history, task) for task in tasks]
+    alike = [run for run in evaluation.runs if run.setting == evaluation.main.setting]
+    history = sorted(alike, key=lambda run: run.model.tokens)  # they differ in the checkpoint alone
+    if len({run.model.tokens for run in history}) > 1:
+        found["tokens"] = [_by_tokens(history, task) for task in tasks]
     return found
 
 

@@ -65,8 +65,7 @@ def page(run: Run, versions: Mapping[str, str]) -> str:
 def _scores(evaluation: Evaluation) -> dict[str, Any]:
     """What scores.html needs."""
     main = evaluation.main
-    cells = main.by_task
-    every = [cell for by_shots in cells.values() for cell in by_shots.values()]
+    cells, every = main.by_task, main.cells.values()
     differs = differences_by_task(
         {task: {asked: cell.differs for asked, cell in by_shots.items()} for task, by_shots in cells.items()}
     )

@@ -189,12 +189,6 @@ class Evaluation:
         """Wall time of all results, in seconds."""
         return sum(result.provenance.seconds for result in self.results)
 
-    @property
-    def history(self) -> list[ScoredRun]:
-        """The main run and those that differ from it only in the checkpoint, ordered by tokens."""
-        alike = [run for run in self.runs if run.setting == self.main.setting]
-        return sorted(alike, key=lambda run: run.model.tokens)
-
 
 @dataclass(frozen=True)
 class Run:
