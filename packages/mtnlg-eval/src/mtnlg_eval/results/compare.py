@@ -215,12 +215,12 @@ def macro(run: Run, tasks: Sequence[str], asked: str) -> Estimate:
     return mean_of([run.cells[task, asked].estimate for task in tasks])
 
 
-def macro_difference(run: Run, base: Run, tasks: Sequence[str], asked: str) -> Difference | None:
-    """The mean difference over these tasks; None unless both runs scored the same rows of each."""
-    parts = [difference(run.cells[task, asked], base.cells[task, asked]) for task in tasks]
-    if not all(parts):
+def mean_difference(parts: Sequence[Difference | None]) -> Difference | None:
+    """The mean of differences of several tasks; None unless all are known."""
+    known = [part for part in parts if part]
+    if len(known) < len(parts):
         return None
-    values, means, variances, _ = zip(*filter(None, parts), strict=True)
+    values, means, variances, _ = zip(*known, strict=True)
     return Difference(fmean(values), fmean(means), sum(variances) / len(parts) ** 2)
 
 
@@ -243,7 +243,10 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for asked in dict.fromkeys(asked for _, asked in run.cells)
         if (names := common_tasks([run, base], asked))
     }
-    means = {(n, asked): macro_difference(runs[n], base, names, asked) for (n, asked), names in tasks.items()}
+    means = {
+        (n, asked): mean_difference([changes[n, f"{name}_{asked}"] for name in names])
+        for (n, asked), names in tasks.items()
+    }
     told_apart = []
     for kind in (changes, means):
         p_values = {key: p_value(each.mean, each.variance) for key, each in kind.items() if each and key[0]}
