@@ -111,7 +111,6 @@ def load(name: str, data: Path, documents: int, lm: TemplateLM, shots: str) -> t
 def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: int, shots: str) -> dict[str, Any]:  # noqa: PLR0917
     """Time of all tasks, lm-eval's own over ours, and the largest differences of answers: mutual, and from fp32."""
     lm = open_lm(open_model(checkpoint.directory))
-    model = open_model(checkpoint.directory)
     answers: dict[str, dict[tuple[str, str, int], tuple[float, bool]]] = {}
     scoring: list[float] = []
     score = lm.loglikelihood
@@ -134,7 +133,7 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
     def ours(side: str = "mtnlg_eval") -> None:
         lm.store = AnswerStore("benchmark")
         with tempfile.TemporaryDirectory() as out:
-            Evaluation(list(TASKS_BY_NAME), [shots], TaskOptions(data, documents)).run(lm, model, Path(out), None)
+            Evaluation(list(TASKS_BY_NAME), [shots], TaskOptions(data, documents)).run(lm, Path(out), None)
             folder = ResultFolder(Path(out))
             for result in folder.results():
                 lines = folder.samples(result).read_text(encoding="utf-8").splitlines()

@@ -137,7 +137,7 @@ def work(checkpoints, layout, out, prompts, temperature=1.0, rounds=1, batch_tok
         arguments = dict(checkpoints=[checkpoint], layout=layout, out=f"{out}/{n}", prompts=prompts,
                          temperature=temperature, rounds=rounds, batch_tokens=batch_tokens)
         from pathlib import Path
-        with model_on_ranks(open_model(checkpoint), options, Path(out) / str(n), "spmd:work", arguments) as (lm, leads):
+        with model_on_ranks(open_model(checkpoint), options, Path(out) / str(n), "spmd:work", arguments) as lm:
             pairs = [Instance("loglikelihood", {}, (one, other), 0) for one in TEXTS for other in TEXTS]
             asked = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds(temperature)[n % 2]), n)
                      for n in range(prompts)]
@@ -145,7 +145,7 @@ def work(checkpoints, layout, out, prompts, temperature=1.0, rounds=1, batch_tok
             for _ in range(rounds):
                 answers.append({"scores": lm.loglikelihood(pairs), "texts": lm.generate_until(asked)})
                 pairs, asked = pairs[:5], asked[:40]
-        if leads:
+        if lm.rank == 0:
             print(json.dumps(answers[0]), flush=True)
 """
 
@@ -200,10 +200,10 @@ def work(checkpoint, layout, out):
     arguments = dict(checkpoint=checkpoint, layout=layout, out=out)
     options = ModelOptions(layout=layout or None)
     from pathlib import Path
-    with model_on_ranks(open_model(checkpoint), options, Path(out), "filled:work", arguments) as (lm, leads):
+    with model_on_ranks(open_model(checkpoint), options, Path(out), "filled:work", arguments) as lm:
         batches = [plan_rows([Request((n, n % 7, 3), (4, n))], 192) for n in range(BATCHES)]
         scores = [logp for new in lm.engine.score(batches) for logp, _ in new.values()]
-        if leads:
+        if lm.rank == 0:
             print(json.dumps(scores))
 """
 """The last stage takes a batch once the first stage has begun as many as there are stages, or all that are left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,7 +71,8 @@ class Adder:
 def test_answers_are_counted_by_operator_disguise_and_shots(tmp_path: Path) -> None:
     lm: Any = Adder()
     identity = {"checkpoint": "c", "name": "n", "digest": "d", "tokens": 1}
-    study = Operators.measure(lm, identity, tmp_path, shots=[1, 2], problems=5)
+    lm.model = SimpleNamespace(record=SimpleNamespace(identity=identity))
+    study = Operators.measure(lm, tmp_path, shots=[1, 2], problems=5)
     cells = study.cells
     assert len(cells) == len(OPERATORS) * len(DISGUISES) * 2
     assert all(cell.right == (5 if cell.operator == "add" else 0) for cell in cells)

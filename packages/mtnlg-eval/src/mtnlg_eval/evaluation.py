@@ -85,16 +85,15 @@ def evaluate(
     )
     # Rows are read and checked before the model is loaded.
     evaluation = Evaluation(names, shots, settings, seeds)
-    with model_on_ranks(model, options, Path(out), "mtnlg_eval.evaluation:evaluate", asked) as (lm, leads):
-        scores = evaluation.run(lm, model, Path(out), options.layout, leads=leads)
-    return scores if leads else {}
+    with model_on_ranks(model, options, Path(out), "mtnlg_eval.evaluation:evaluate", asked) as lm:
+        return evaluation.run(lm, Path(out), options.layout)
 
 
 @contextmanager
 def model_on_ranks(
     model: OpenedModel, options: ModelOptions, out: Path, function: str, arguments: Mapping[str, Any]
-) -> Iterator[tuple[DecoderLM, bool]]:
-    """Load a model, with answers in ``out/scores.sqlite``; yields it and whether this process writes the results.
+) -> Iterator[DecoderLM]:
+    """Load a model, with answers in ``out/scores.sqlite``; its rank 0 writes the results.
 
     With a layout, every rank calls ``function`` (MODULE:NAME) with the JSON ``arguments``.
     """
@@ -102,16 +101,16 @@ def model_on_ranks(
 
     store = Path(options.store or out) / "scores.sqlite"
     if options.layout is None:
-        yield open_lm(model, store, options.batch_tokens), True
+        yield open_lm(model, store, options.batch_tokens)
         return
     check_parallel(f"--layout {options.layout}")
     from mtnlg_eval.sharded.ranks import all_ranks  # noqa: PLC0415  (an extra)
 
-    with all_ranks(options.layout, model.config, function, arguments, out / "logs") as leads:
+    with all_ranks(options.layout, model.config, function, arguments, out / "logs"):
         from mtnlg_eval.sharded.engine import open_sharded  # noqa: PLC0415  (an extra)
 
         with open_sharded(model, store, options) as lm:
-            yield lm, leads
+            yield lm
 
 
 def check_parallel(option: str) -> None:

@@ -175,11 +175,15 @@ class DecoderLM(LM):  # type: ignore[misc]  # lm-eval carries no types
     """
 
     def __init__(
-        self, model: OpenedModel, engine: Engine, store: AnswerStore, batch_tokens: int = TOKENS_PER_BATCH
+        self, model: OpenedModel, engine: Engine, store: AnswerStore, batch_tokens: int, rank: int = 0
     ) -> None:
-        """``engine`` holds the decoder of ``model``, and ``store`` has answers of it alone."""
+        """``engine`` holds the decoder of ``model``, and ``store`` has answers of it alone.
+
+        Every rank scores all requests; lm-eval summarizes them on rank 0.
+        """
         super().__init__()
-        self.engine, self.store, self.batch_tokens = engine, store, batch_tokens
+        self._rank = rank
+        self.model, self.engine, self.store, self.batch_tokens = model, engine, store, batch_tokens
         self.max_length, self.chat, self._tokenizer = model.record.context, model.chat, model.tokenizer
         self._longest_short_text = model.config.longest_short_text
         self.on_scored: Callable[[int], None] = lambda _: None

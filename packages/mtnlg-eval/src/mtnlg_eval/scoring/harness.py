@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .decoder_lm import DecoderLM
-    from .open_model import OpenedModel
 
 PREFERRED = ("acc", "exact_match", "pass@1", "f1", "word_perplexity")
 """Metrics that become a task's score if it has several, in order of preference."""
@@ -106,11 +105,9 @@ class Evaluation:
                 for seed in self.seeds if drawn else self.seeds[:1]:
                     yield Cell(source, asked, count, seed)
 
-    def run(
-        self, lm: DecoderLM, model: OpenedModel, out: Path, layout: str | None, *, leads: bool = True
-    ) -> dict[str, Any]:
-        """Score every task and return the scores; the rank that ``leads`` writes them to the folder ``out``."""
-        self._lm, self._model, self._folder, self._layout, self._leads = lm, model, ResultFolder(out), layout, leads
+    def run(self, lm: DecoderLM, out: Path, layout: str | None) -> dict[str, Any]:
+        """Score every task, write the scores to the folder ``out`` and return them; ranks other than 0 return {}."""
+        self._lm, self._model, self._folder, self._layout = lm, lm.model.record, ResultFolder(out), layout
         self._started = time.monotonic()
         for name, why in self.not_run.items():
             self._miss(name, why)
@@ -124,14 +121,15 @@ class Evaluation:
             lm.chat_template(self.options.apply_chat_template)
         cells = [cell for cell in asked if self._build(cell)]
         evaluated = self._evaluate(cells) if cells else {}
+        if lm.rank:
+            return {}
         for cell in cells:
             self._finish(cell, evaluated)
-        if leads:
-            self._folder.collect()
+        self._folder.collect()
         if lm.store.taken_over:
             say(f"{lm.store.taken_over:,} answers are reused from {out / 'scores.sqlite'}")
         return {
-            **model.record.identity,
+            **self._model.identity,
             "style": self.options.style,
             "tasks": {
                 task: {shots: ScoredCell(tuple(results)).summary for shots, results in by_shots.items()}
@@ -148,8 +146,8 @@ class Evaluation:
     def _miss(self, name: str, why: str) -> None:
         self.not_run[name] = why
         say(f"{name}: not run: {why}")
-        if self._leads:
-            self._folder.add_gap(name, why, self._model.record.checkpoint)
+        if self._lm.rank == 0:
+            self._folder.add_gap(name, why, self._model.checkpoint)
 
     def _build(self, cell: Cell) -> bool:
         """Build a cell's requests, leaving out rows for which that fails; returns whether any row is left."""
@@ -172,12 +170,12 @@ class Evaluation:
             self._miss(source.name, cell.why_none or reason_of(error))
             return False
         task.build_all_requests = lambda **_: None  # they are built
-        if self._leads:
+        if self._lm.rank == 0:
             self._folder.clear_gap(source.name)
         return True
 
     def _evaluate(self, cells: Sequence[Cell]) -> dict[str, Any]:
-        """Evaluate all cells in one call of lm-eval."""
+        """Evaluate all cells in one call of lm-eval, which returns None on ranks other than 0."""
         cell_of = {id(instance): cell for cell in cells for instance in cell.task.instances}
         self._lm.on_failed = lambda instance, why: cell_of[id(instance)].failed.update({instance.doc_id: str(why)})
         requests = sum(instance.repeats or 1 for cell in cells for instance in cell.task.instances)
@@ -200,9 +198,8 @@ class Evaluation:
             self._miss(name, cell.why_none)
             return
         result = self._result(cell, samples, evaluated)
-        if self._leads:
-            lines = (json.dumps(sample, ensure_ascii=False, default=handle_non_serializable) for sample in samples)
-            result = self._folder.add(result, lines)
+        lines = (json.dumps(sample, ensure_ascii=False, default=handle_non_serializable) for sample in samples)
+        result = self._folder.add(result, lines)
         self.scores.setdefault(name, {}).setdefault(cell.asked, []).append(result)
         if cut := [sample["id"] for sample in samples if sample["truncated"]]:
             say(
@@ -228,7 +225,7 @@ class Evaluation:
         return made
 
     def _result(self, cell: Cell, samples: Sequence[dict[str, Any]], evaluated: dict[str, Any]) -> Result:
-        model, source, rows, key = self._model.record, cell.source, cell.source.rows, cell.key
+        model, source, rows, key = self._model, cell.source, cell.source.rows, cell.key
         first = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
         requests = [str(part) for sample in first for pair in sample["arguments"].values() for part in pair.values()]
         by_digest = itemgetter("digest", "id")

@@ -174,7 +174,8 @@ def open_sharded(model: OpenedModel, store: Path, options: ModelOptions) -> Iter
         hosts, lookups = (distributed.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
         engine = ShardedEngine(shard, model.tokenizer, hosts)
         answers = SharedStore(answers_identity(model), store, lookups)
-        yield DecoderLM(model, engine, answers, options.batch_tokens // (PIPELINE_SHARE if layout.pp > 1 else 1))
+        batch_tokens = options.batch_tokens // (PIPELINE_SHARE if layout.pp > 1 else 1)
+        yield DecoderLM(model, engine, answers, batch_tokens, distributed.get_rank())
         distributed.barrier(hosts)
     finally:
         distributed.destroy_process_group()

@@ -7,7 +7,6 @@ rank 0 does, for whatever reason. Under torchrun the ranks exist already.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,8 +47,8 @@ CALL = "import sys, mtnlg_parallel.engine.process; from mtnlg_eval.sharded.ranks
 @contextmanager
 def all_ranks(
     text: str, config: ModelConfig, function: str, arguments: Mapping[str, Any], logs: Path
-) -> Iterator[bool]:
-    """Run all ranks of the layout ``text`` (tp=2,pp=2,dp=1) during the block; yields whether this one is rank 0.
+) -> Iterator[None]:
+    """Run all ranks of the layout ``text`` (tp=2,pp=2,dp=1) during the block, which this one runs.
 
     The others call ``function``, MODULE:NAME, with the JSON ``arguments``. Raises ``UsageFailure`` if the layout does
     not fit the model or the machine.
@@ -59,7 +59,7 @@ def all_ranks(
     if started.launcher != "none":
         if started.world != layout.world:
             raise UsageFailure(f"--layout {text} is {layout.world} ranks, WORLD_SIZE = {started.world}")
-        yield started.rank == 0
+        yield
         return
     check_ranks(layout)
     store = HostedStore()
@@ -73,7 +73,7 @@ def all_ranks(
     try:
         for number in range(1, layout.world):  # one by one, so that the ones started are ended if the next fails
             workers += [start_rank(number, command, rank_environment(number, layout, store), logs)]
-        yield True
+        yield
     except RuntimeError:
         # Perhaps a collective without its peer: then the dead rank is what matters, and `_watch` exits.
         time.sleep(2 * POLL_SECONDS)
@@ -89,8 +89,7 @@ def all_ranks(
 def call(function: str, arguments: str) -> None:
     """Entry point of another rank's process: call ``function``, MODULE:NAME, with JSON ``arguments``."""
     die_with_parent()
-    module, _, name = function.partition(":")
-    getattr(importlib.import_module(module), name)(**json.loads(arguments))
+    resolve_name(function)(**json.loads(arguments))
 
 
 def _watch(workers: Sequence[Rank], layout: Layout, done: threading.Event) -> None:

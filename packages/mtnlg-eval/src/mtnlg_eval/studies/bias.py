@@ -25,7 +25,7 @@ from importlib.resources import files
 from itertools import product
 from math import exp, log, sqrt
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from lm_eval.api.instance import Instance
@@ -230,7 +230,7 @@ class Bias(Study):
 
     @classmethod
     def measure(  # type: ignore[override]  # its settings
-        cls, lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, kinds: Sequence[str], samples: int
+        cls, lm: DecoderLM, out: Path | None, kinds: Sequence[str], samples: int
     ) -> Bias:
         """Measure these kinds with ``samples`` texts per prompt."""
         del out
@@ -241,7 +241,7 @@ class Bias(Study):
         if OCCUPATION in kinds:
             occupation = {OCCUPATION: summarize_occupations(score_occupations(lm, read_occupations()))}
         adjectives = {kind: count_adjectives(sample_descriptions(lm, kind, samples)) for kind in groups}
-        return cls(version=1, **identity, samples_a_prompt=samples, adjectives=adjectives, **occupation)
+        return cls(version=1, **lm.model.record.identity, samples_a_prompt=samples, adjectives=adjectives, **occupation)
 
     def tables(self) -> list[Table]:
         """A table per kind of bias."""

@@ -15,7 +15,7 @@ import json
 import operator
 from itertools import product
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lm_eval.api.instance import Instance
 from pydantic import Field
@@ -30,7 +30,7 @@ from mtnlg_model.files import write_text
 from .study import Study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from mtnlg_eval.scoring.decoder_lm import DecoderLM
@@ -124,7 +124,7 @@ class Operators(Study):
 
     @classmethod
     def measure(  # type: ignore[override]  # its settings
-        cls, lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, shots: Sequence[int], problems: int
+        cls, lm: DecoderLM, out: Path | None, shots: Sequence[int], problems: int
     ) -> Operators:
         """Answer ``problems`` per operator, disguise and number of shots; writes them to ``out/operators.jsonl``."""
         posed = [make_problem(*settings) for settings in product(OPERATORS, DISGUISES, shots, range(problems))]
@@ -147,7 +147,7 @@ class Operators(Study):
             low, high = wilson_interval(right, problems)
             found = {"right": right, "problems": problems, "accuracy": right / problems, "low": low, "high": high}
             cells.append(Cell(operator=hidden, disguise=disguise, shots=count, **found))
-        return cls(version=1, **identity, cells=cells)
+        return cls(version=1, **lm.model.record.identity, cells=cells)
 
     def tables(self) -> list[Table]:
         """Percent solved at each number of examples, by operator, by disguise and in total."""

@@ -41,7 +41,7 @@ class Study(Record):
     tokens: int
 
     @classmethod
-    def measure(cls, lm: DecoderLM, identity: Mapping[str, Any], out: Path | None, **settings: Any) -> Self:  # noqa: ANN401
+    def measure(cls, lm: DecoderLM, out: Path | None, **settings: Any) -> Self:  # noqa: ANN401
         """Run the study on this model; ``out`` is the folder of its file on the rank that writes, None on others."""
         raise NotImplementedError
 
@@ -79,8 +79,9 @@ def run_study(
 
     out, options = Path(out), ModelOptions.parse(model_args)
     model = open_model(checkpoint, options)
-    with model_on_ranks(model, options, out, f"{__name__}:run_study", asked) as (lm, leads):
-        study = study_class(name).measure(lm, model.record.identity, out if leads else None, **settings)
-    if leads:
-        study.write(out / f"{name}.json")
-    return study if leads else None
+    with model_on_ranks(model, options, out, f"{__name__}:run_study", asked) as lm:
+        study = study_class(name).measure(lm, None if lm.rank else out, **settings)
+    if lm.rank:
+        return None
+    study.write(out / f"{name}.json")
+    return study
