@@ -133,6 +133,7 @@ def test_sampled_text_depends_only_on_prompt_seed_and_repeat(checkpoint: Checkpo
     assert texts(1, prompts[::-1]) == whole[::-1]
     assert len(set(texts(1, prompts[:1], 8))) > 6
     assert set(texts(2, prompts)).isdisjoint(whole)
+    assert texts(1, [*prompts[:2], *prompts[:2]], 2)[4:] == texts(1, prompts[:2], 2)  # rows of one prompt: --limit cuts
 
 
 def test_special_tokens_are_left_out_of_a_text(checkpoint: Checkpoint) -> None:

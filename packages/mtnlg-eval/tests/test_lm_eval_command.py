@@ -220,7 +220,7 @@ def test_prompts_of_a_chat_template_are_the_hf_backends(
                 assert [float(logp) for logp, _ in mine] == pytest.approx([x for x, _ in sample["filtered_resps"]])
 
 
-def test_chat_answer_excludes_its_reasoning(hf: Path) -> None:
+def test_chat_answer_excludes_its_reasoning(hf: Path, tmp_path: Path) -> None:
     request = Instance("generate_until", {}, ("The cook", {"until": [], "max_gen_toks": 20}), 0)
     lm = open_lm(open_model(hf))
     assert isinstance(lm.engine, LocalEngine)
@@ -232,8 +232,10 @@ def test_chat_answer_excludes_its_reasoning(hf: Path) -> None:
     assert lm.generate_until([request]) == [lm._decode(tokens[: tokens.index(end)], ())]
     thought = text[len(text) // 2 :][:2]
     (hf / "generation_config.json").unlink()
-    lm = open_lm(open_model(hf, ModelOptions(think_end_token=thought)))
-    assert lm.generate_until([request]) == [text.rpartition(thought)[2].lstrip()]
+    store = tmp_path / "answers.sqlite"
+    for options, expected in ((ModelOptions(), text), (ModelOptions(think_end_token=thought), "")):
+        lm = open_lm(open_model(hf, options), store)
+        assert lm.generate_until([request]) == [expected or text.rpartition(thought)[2].lstrip()]
 
 
 @pytest.mark.parametrize(

@@ -307,10 +307,10 @@ class DecoderLM(LM):  # type: ignore[misc]  # lm-eval carries no types
         """Continue each prompt up to the first of its ``until`` strings; the text omits special tokens."""
         del disable_tqdm
         prompts: dict[int, Prompt] = {}
-        repeats: Counter[str] = Counter()
+        repeats: Counter[int] = Counter()
         for n, request in enumerate(requests):
-            sample = str(repeats[request.args[0]])
-            repeats[request.args[0]] += 1
+            sample = str(repeats[id(request)])  # lm-eval lists a request once for each of its samples
+            repeats[id(request)] += 1
             for prompt in self._attempt(partial(self._parse, sample=sample), request):
                 prompts[n] = prompt
         self.on_scored(len(requests) - len(prompts))
@@ -354,7 +354,8 @@ class DecoderLM(LM):  # type: ignore[misc]  # lm-eval carries no types
     def _text_key(self, prompt: Prompt) -> bytes:
         until, max_tokens, sampling = prompt.options
         drawn = (sampling.model_dump(), prompt.seed) if sampling.temperature else ()
-        return self.store.key("text", prompt.context, until, max_tokens, *drawn)
+        thinking = [self.chat.think_end] * bool(self.chat.think_end)
+        return self.store.key("text", prompt.context, until, max_tokens, *drawn, *thinking)
 
     def _decode(self, tokens: Sequence[int], until: Sequence[str]) -> str:
         """Text before the end token, without special tokens and the model's thinking, up to the first stop string."""
