@@ -120,12 +120,14 @@ def test_checkpoints_make_curves_and_table_shows_newest(made: ModuleType, run: P
         model = {"tokens": 6272 * step, "digest": f"{step}"}
         results = made.evaluation("boolq", step=step, model=model)
         wic = made.result("wic", "0", 0, "1" * (step // 20) + "0" * (10 - step // 20), step, model=model)
-        made.write_results(run, [*results, wic])
+        own = wic.model_copy(update={"task": "own", "shots": wic.shots.model_copy(update={"asked": "5"})})
+        made.write_results(run, [*results, wic, own])
     parsed = made.read(run)
     assert "Score against training tokens" in parsed.text
     assert parsed.row("WiC acc")[2] == "80.0"
     described = [attributes for _, attributes in parsed.elements if attributes.get("role") == "img"]
-    assert len(described) == len(["boolq by shots", "boolq by tokens", "wic by tokens"]) + len(SMALL) + len(["loss"])
+    scores = ["boolq by shots", "boolq by tokens", "wic by tokens", "own by tokens"]
+    assert len(described) == len(scores) + len(SMALL) + len(["loss"])
 
 
 def test_page_of_the_curation_is_linked_if_it_exists(run: Path) -> None:

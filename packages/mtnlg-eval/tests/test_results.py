@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from itertools import product
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,6 +186,9 @@ def test_runs_of_several_seeds_are_one_cell(made: ModuleType) -> None:
     assert both.between_draws == pytest.approx(0.125)
     assert (both.estimate.low, both.estimate.high) == wilson_interval(2.5, 4)
     assert list(both.values) == [1, 1, 0.5, 0]
+    (one, other), mean = (result.metrics["log_likelihood"] for result in both.results), both.metrics["log_likelihood"]
+    assert mean.value == fmean([one.value, other.value])
+    assert mean.stderr == fmean([one.stderr or 0, other.stderr or 0])
     assert cell(made, "10").between_draws is None
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from mtnlg_eval.chart import PERCENT, Axis, Chart, steps, tokens_axis
 from mtnlg_eval.markup import interval, short
-from mtnlg_eval.tasks.published import TASKS
+from mtnlg_eval.tasks.published import TASKS_BY_NAME, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mtnlg_eval.results.compare import Cell
     from mtnlg_eval.results.compare import Run as ScoredRun
-    from mtnlg_eval.tasks.published import Task
 
     from .run_files import Evaluation, Run, Step
 
@@ -113,10 +112,10 @@ def _downsampled(points: Points) -> Points:
 
 
 def trends(evaluation: Evaluation) -> dict[str, list[Chart]]:
-    """The paper's tasks against the examples shown, and against training tokens if several checkpoints were scored."""
+    """Shares against the examples shown, and against training tokens if several checkpoints were scored."""
     cells = evaluation.main.by_task
-    tasks = [task for task in TASKS if task.name in cells]
-    found = {"shots": [_by_shots(cells[task.name], task) for task in tasks if len(cells[task.name]) > 1], "tokens": []}
+    tasks = [task for task, own in cells.items() if all(cell.first.is_share for cell in own.values())]
+    found = {"shots": [_by_shots(cells[task], task) for task in tasks if len(cells[task]) > 1], "tokens": []}
     alike = [run for run in evaluation.runs if run.setting == evaluation.main.setting]
     history = sorted(alike, key=lambda run: run.model.tokens)  # they differ in the checkpoint alone
     if len({run.model.tokens for run in history}) > 1:
@@ -124,34 +123,37 @@ def trends(evaluation: Evaluation) -> dict[str, list[Chart]]:
     return found
 
 
-def _by_shots(cells: Mapping[str, Cell], task: Task) -> Chart:
+def _by_shots(cells: Mapping[str, Cell], task: str) -> Chart:
     """Accuracy with its interval at every number of shots scored, beside MT-NLG's (a diamond) and chance."""
     shown = [f"{cell.shown:.1f}".removesuffix(".0") for cell in cells.values()]
     chart = _chart(task, steps(shown, 0.5), "the examples shown in the prompt")
     for x, (asked, cell) in enumerate(cells.items()):
         _add(chart, x, cell, "accent", f"{asked}-shot, {cell.shown:.1f} shown")
-        if (mtnlg := task.figure("MT-NLG", asked)) is not None:
+        published = TASKS_BY_NAME.get(task)
+        if published and (mtnlg := published.figure("MT-NLG", asked)) is not None:
             chart.dot(x, mtnlg, "second diamond", f"MT-NLG, {asked}-shot: {mtnlg:.1f}")
     return chart
 
 
-def _by_tokens(history: Sequence[ScoredRun], task: Task) -> Chart:
+def _by_tokens(history: Sequence[ScoredRun], task: str) -> Chart:
     """Accuracy with its interval over the training tokens of each scored checkpoint at 0, 1 and few shots."""
     most = max(run.model.tokens for run in history)
     chart = _chart(task, tokens_axis(most), "training tokens")
-    for shots, look in LOOKS.items():
-        points = [(run.model, run.cells[task.name, shots]) for run in history if (task.name, shots) in run.cells]
+    for shots in dict.fromkeys(asked for run in history for name, asked in run.cells if name == task):
+        look = LOOKS.get(shots, "accent")
+        points = [(run.model, run.cells[task, shots]) for run in history if (task, shots) in run.cells]
         for model, cell in points:
             _add(chart, model.tokens, cell, look, f"{model.name}, {short(model.tokens)} tokens, {shots}-shot")
         chart.line(look, *[(model.tokens, 100 * cell.value) for model, cell in points])
     return chart
 
 
-def _chart(task: Task, x: Axis, against: str) -> Chart:
-    """An empty chart from 0 to 100 % with the task's chance as a dashed line."""
-    chart = Chart(task.title, f"{task.title}: accuracy against {against}", x, PERCENT, 220, 130)
-    if task.chance is not None:
-        chart.line("muted dashed", (x.low, task.chance), (x.high, task.chance))
+def _chart(task: str, x: Axis, against: str) -> Chart:
+    """An empty chart from 0 to 100 %, with the chance of one of the paper's tasks as a dashed line."""
+    chart = Chart(title_of(task), f"{title_of(task)}: accuracy against {against}", x, PERCENT, 220, 130)
+    published = TASKS_BY_NAME.get(task)
+    if published and published.chance is not None:
+        chart.line("muted dashed", (x.low, published.chance), (x.high, published.chance))
     return chart
 
 

@@ -80,7 +80,7 @@ def _scores(evaluation: Evaluation) -> dict[str, Any]:
             model for model in MODELS if any(task.figure(model, asked) is not None for task, asked in published)
         ],
         "likelihoods": {
-            name: words for name, words in LIKELIHOODS.items() if any(name in cell.first.metrics for cell in every)
+            name: words for name, words in LIKELIHOODS.items() if any(name in cell.metrics for cell in every)
         },
         "fewer": any(cell.shown < cell.first.shots.count for cell in every),
         "published": TASKS_BY_NAME,

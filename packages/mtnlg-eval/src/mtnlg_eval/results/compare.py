@@ -17,6 +17,7 @@ import numpy as np
 from mtnlg_eval.tasks.published import TASKS, TASKS_BY_NAME, task_order
 
 from .paper_setting import PAPER_STYLE, differences
+from .result import Metric
 from .statistics import Estimate, Z, holm, mean_estimate, p_value, paired
 
 if TYPE_CHECKING:
@@ -49,7 +50,18 @@ class Cell:
     def estimate(self) -> Estimate:
         """The score with its 95 % interval."""
         first = self.first
-        return mean_estimate(self.value, self.values, first.clusters, first.metrics[first.metric].stderr)
+        return mean_estimate(self.value, self.values, first.clusters, self.metrics[first.metric].stderr)
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """Every metric, the mean over the seeds, with the mean of its standard errors over the rows."""
+        means = {}
+        for name in self.first.metrics:
+            own = [result.metrics[name] for result in self.results]
+            errors = [metric.stderr for metric in own if metric.stderr is not None]
+            value = fmean(metric.value for metric in own)
+            means[name] = Metric(value=value, stderr=fmean(errors) if errors else None)
+        return means
 
     @property
     def between_draws(self) -> float | None:
@@ -79,7 +91,7 @@ class Cell:
         first, estimate = self.first, self.estimate
         return {
             "results": [result.name for result in self.results],
-            "metrics": {key: fmean(result.metrics[key].value for result in self.results) for key in first.metrics},
+            "metrics": {name: metric.value for name, metric in self.metrics.items()},
             "metric": first.metric,
             "is_share": first.is_share,
             "value": estimate.value,
