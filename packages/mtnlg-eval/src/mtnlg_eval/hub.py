@@ -39,7 +39,10 @@ def reach_hub() -> bool:
 
     thread = threading.Thread(target=ask, daemon=True)  # name resolution has no timeout
     thread.start()
-    thread.join(SECONDS)
+    thread.join(1)
+    if thread.is_alive():
+        say(f"{address}: no answer yet; waiting {SECONDS:g} seconds")
+    thread.join(SECONDS - 1)
     if errors:
         say(f"{address}: {errors[0]}; only files fetched earlier are used")
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
