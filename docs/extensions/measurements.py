@@ -73,7 +73,6 @@ ROWS = (
             ("", "rensa, str.split", "40 MB", ("ratios_in_memory", "rensa_str_split")),
         )
     ),
-    Row("MinHash signatures", "datasketch", "signatures"),
     *(
         Row("equal documents", peer, "exact-peers", ("ratios", key), differs=f"{SUMS}{memory}")
         for peer, key, memory in (
