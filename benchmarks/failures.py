@@ -20,12 +20,11 @@ import math
 import random
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
+
+from jinja2 import StrictUndefined, Template
 
 from mtnlg_parallel.recipe_file import load_recipe
-
-if TYPE_CHECKING:
-    from mtnlg_parallel.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "goodput.md"
@@ -102,6 +101,16 @@ class Policy(NamedTuple):
     person: float = 0.0
 
 
+POLICIES = (
+    ("a person after 30 minutes", Policy(100, 30 * MINUTE)),
+    ("a person after 2 hours", Policy(100, 2 * HOUR)),
+    ("a person after 8 hours", Policy(100, 8 * HOUR)),
+    ("the launcher", Policy(100)),
+    ("the launcher", Policy(10)),
+)
+"""The rows of the document's first table."""
+
+
 class Shares(NamedTuple):
     """Shares of wall time: in steps that were kept, and where the rest went."""
 
@@ -148,163 +157,49 @@ def _wait(policy: Policy, site: Site, cause: Cause) -> float:
     return policy.person
 
 
-class Assumption(NamedTuple):
-    """A figure of a `Site`, and where it is from."""
-
-    seconds: float
-    text: str
-    source: str
-
-
-def assumptions(recipe: Recipe, chaos: dict[str, Any], result: str) -> dict[str, Assumption]:
-    """The figures of the site; those measured here are from a result of benchmarks/chaos.py."""
+def render() -> str:
+    """The document: figures of the site that are neither measured nor the recipe's are assumed, as it says."""
+    path = max((ROOT / "benchmarks" / "results").glob("*-chaos.json"))
+    chaos, recipe = json.loads(path.read_text(encoding="utf-8")), load_recipe(RECIPE)
     killed, stopped = (chaos["by_kind_medians"][kind] for kind in ("kill-rank", "stop-rank"))
     saved, read = 14 * recipe.model.parameters, (12 + 2 * recipe.layout.dp) * recipe.model.parameters
-    rank, patience = saved / GPUS, recipe.guard.patience
-    return {
-        "notice": Assumption(killed["ended_seconds"], "a rank ends: until all have ended", f"measured, {result}"),
-        "hang": Assumption(
-            patience + stopped["ended_seconds"] - chaos["patience"],
-            f"a rank hangs: the recipe's patience of {patience:.0f} s, and until all have ended",
-            f"measured, {result}",
-        ),
-        "processes": Assumption(
-            killed["resumed_seconds"] - killed["ended_seconds"],
-            "start of the processes, imports, engine, of a small model",
-            f"measured, {result}",
-        ),
-        "groups": Assumption(
-            2 * MINUTE,
-            "NCCL's communicators at 2,240 ranks",
-            "assumed; MegaScale reports 1,047 s at 2,048 GPUs, below 5 s after its work on it (arXiv 2402.15627, 3.5)",
-        ),
-        "load": Assumption(
-            read / 100e9,
-            f"reading {read / 1e12:.1f} TB from the shared disk",
-            "assumed: 100 GB/s; Selene read at 1 TB/s (arXiv 2104.04473, 5.10)",
-        ),
-        "stall": Assumption(
-            rank / 20e9, f"copying {rank / 1e9:.1f} GB a rank to the host, none of it hidden", "assumed: 20 GB/s"
-        ),
-        "write": Assumption(
-            saved / 50e9,
-            f"writing {saved / 1e12:.1f} TB while training goes on, until a checkpoint counts",
-            "assumed: 50 GB/s; Selene wrote at 273 GB/s (as above)",
-        ),
-        "queue": Assumption(10 * MINUTE, "waiting for an allocation without the bad node", "assumed"),
-    }
-
-
-TEXT = """# Goodput of the 530B on 280 nodes
-
-Written by `python benchmarks/failures.py`; a test compares.
-
-Goodput is the share of wall time in steps that were kept. The largest run with published figures, Llama 3's on
-{llama.gpus:,} GPUs, stopped {llama.stops} times unexpectedly in {llama.days:.0f} days (arXiv 2407.21783, 3.3.4).
-At that rate per GPU, {gpus:,} GPUs stop {llama_a_day:.2f} times a day; at that of OPT-175B, on older GPUs,
-{opt_a_day:.2f} times (arXiv 2205.01068, 2.5). The script draws {days:,} days of such failures, with the published
-causes, and replays them against this launcher.
-
-| restarted by | steps between checkpoints | goodput | lost steps | waiting | starting | noticing | stalls \
-| goodput at OPT-175B's rate |
-|---|---|---|---|---|---|---|---|---|
-{policies}
-
-*The launcher* is `--launcher slurm`: where a node is lost, the job fails there once more, then waits for an allocation
-without it. Copies of the state in other nodes' memory would bring little more
-([0003](decisions/0003-checkpoint-format-pieces-checksums-async-writes.md)).
-
-## How often to write a checkpoint
-
-The interval of Young and Daly is the root of 2 x {stall:.2f} s of stall x {between:.1f} h between failures:
-{best:.0f} s, or {best_steps:.0f} steps, since a checkpoint that is written while training goes on costs so little.
-But it takes {write:.0f} s to write, so there are at least {least} steps between two, and the disk would never rest. By
-the launcher:
-
-| `checkpoint_every` | goodput | at OPT-175B's rate | written on average |
-|---|---|---|---|
-{intervals}
-
-The recipe has {every}. {advice}
-
-## Figures
-
-| | | from |
-|---|---|---|
-{figures}
-
-| cause of a stop | of {llama.stops} | the job | the node |
-|---|---|---|---|
-{causes}
-
-The counts are table 5 of arXiv 2407.21783; the last two columns are our reading of the causes.
-"""
-
-
-def render() -> str:
-    """The document."""
-    path = max((ROOT / "benchmarks" / "results").glob("*-chaos.json"))
-    recipe = load_recipe(RECIPE)
-    table = assumptions(recipe, json.loads(path.read_text(encoding="utf-8")), path.name)
-    site = Site(**{name: assumption.seconds for name, assumption in table.items()})
-    best = math.sqrt(2 * site.stall / LLAMA.per_second)
-    return TEXT.format(
-        llama=LLAMA,
-        gpus=GPUS,
-        llama_a_day=LLAMA.per_second * DAY,
-        opt_a_day=OPT.per_second * DAY,
-        days=DAYS,
-        policies="\n".join(_row(name, policy, site) for name, policy in policies()),
-        stall=site.stall,
-        between=1 / LLAMA.per_second / HOUR,
-        best=best,
-        best_steps=best / STEP_SECONDS,
-        write=site.write,
-        least=math.ceil(site.write / STEP_SECONDS),
-        intervals="\n".join(_interval_row(every, recipe, site) for every in INTERVALS),
-        every=recipe.train.checkpoint_every,
-        advice=advice(recipe, site),
-        figures="\n".join(f"| {a.text} | {a.seconds:.3g} s | {a.source} |" for a in table.values()),
-        causes="\n".join(_cause_row(cause) for cause in CAUSES),
+    site = Site(
+        notice=killed["ended_seconds"],
+        hang=recipe.guard.patience + stopped["ended_seconds"] - chaos["patience"],
+        processes=killed["resumed_seconds"] - killed["ended_seconds"],
+        groups=2 * MINUTE,
+        load=read / 100e9,
+        stall=saved / GPUS / 20e9,
+        write=saved / 50e9,
+        queue=10 * MINUTE,
     )
 
+    def at_both_rates(policy: Policy) -> tuple[Shares, Shares]:
+        return simulate(policy, site, LLAMA.per_second), simulate(policy, site, OPT.per_second)
 
-def policies() -> list[tuple[str, Policy]]:
-    """The rows of the table."""
-    people = (("30 minutes", 30 * MINUTE), ("2 hours", 2 * HOUR), ("8 hours", 8 * HOUR))
-    return [
-        *((f"a person after {text}", Policy(100, seconds)) for text, seconds in people),
-        ("the launcher", Policy(100)),
-        ("the launcher", Policy(10)),
-    ]
-
-
-def _row(name: str, policy: Policy, site: Site) -> str:
-    shares, at_opt = simulate(policy, site, LLAMA.per_second), simulate(policy, site, OPT.per_second)
-    parts = (shares.lost, shares.waiting, shares.starting, shares.noticing, shares.stalls)
-    percents = " | ".join(f"{share:.2%}" for share in parts)
-    return f"| {name} | {policy.every} | **{shares.goodput:.1%}** | {percents} | {at_opt.goodput:.1%} |"
-
-
-def _interval_row(every: int, recipe: Recipe, site: Site) -> str:
-    llama, opt = (simulate(Policy(every), site, rate.per_second).goodput for rate in (LLAMA, OPT))
-    written = 14 * recipe.model.parameters / (every * STEP_SECONDS)
-    return f"| {every} | {llama:.1%} | {opt:.1%} | {written / 1e9:.1f} GB/s |"
-
-
-def advice(recipe: Recipe, site: Site) -> str:
-    """Which interval the recipe should have: the longest within 0.2 percentage points of the shortest."""
-    goodputs = {every: simulate(Policy(every), site, LLAMA.per_second).goodput for every in INTERVALS}
-    good = max(every for every in INTERVALS if goodputs[every] > goodputs[INTERVALS[-1]] - 0.002)
-    now = simulate(Policy(recipe.train.checkpoint_every), site, LLAMA.per_second).goodput
-    if recipe.train.checkpoint_every <= good:
-        return f"Up to {good}, an interval costs less than 0.2 points against one of {INTERVALS[-1]}."
-    return f"With {good} it would gain {100 * (goodputs[good] - now):.1f} points."
-
-
-def _cause_row(cause: Cause) -> str:
-    job, node = "hangs" if cause.hangs else "ends", "is replaced" if cause.node_lost else "stays"
-    return f"| {cause.name} | {cause.stops} | {job} | {node} |"
+    intervals = [(every, *at_both_rates(Policy(every))) for every in INTERVALS]
+    good = intervals[-1][1].goodput - 0.002
+    text = Path(__file__).with_name("goodput.md.jinja").read_text(encoding="utf-8")
+    template = Template(text, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    document: str = template.render(
+        llama=LLAMA,
+        opt=OPT,
+        gpus=GPUS,
+        days=DAYS,
+        step_seconds=STEP_SECONDS,
+        policies=[(name, policy, *at_both_rates(policy)) for name, policy in POLICIES],
+        site=site,
+        best=math.sqrt(2 * site.stall / LLAMA.per_second),
+        least=math.ceil(site.write / STEP_SECONDS),
+        intervals=intervals,
+        longest=max(every for every, shares, _ in intervals if shares.goodput > good),
+        saved=saved,
+        read=read,
+        recipe=recipe,
+        result=path.name,
+        causes=CAUSES,
+    )
+    return document
 
 
 def main() -> None:
