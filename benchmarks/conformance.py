@@ -76,4 +76,4 @@ def _digits(value: float) -> float:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__)
+    run(measure, __doc__, "deepspeed", "megatron-core")

@@ -240,4 +240,4 @@ def measure(  # noqa: PLR0917  (the command line)
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, "mtnlg-eval", "lm-eval", "torch", "transformers")
+    run(measure, __doc__)

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import statistics
@@ -16,7 +15,7 @@ import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ NVIDIA_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem
 def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: str) -> None:
     """Run a benchmark as a command: print what ``measure`` returns, with the conditions, and write it to ``--out``.
 
-    The conditions have the versions of these packages, of those that the script's header declares, and of theirs.
+    ``packages`` are those that only its child processes import, whose versions are recorded too.
 
     The parameters of ``measure`` are the command line: without a default a path, with one an option of its kind, of
     several values where it is a tuple, a path where it is None.
@@ -49,26 +48,30 @@ def run(measure: Callable[..., Mapping[str, Any]], doc: str | None, *packages: s
             parser.add_argument(option, type=Path if default is None else type(default), default=default)
     parser.add_argument("--out", type=Path)
     options = vars(parser.parse_args())
-    out, about = options.pop("out"), conditions(*packages, *declared(Path(sys.argv[0])))
+    out, about = options.pop("out"), conditions()
     paths = [path for word in given for path in options.pop(word)]
     result = dict(measure(*paths, **options))
-    write_result({**result, **about, "load_average_after": round(os.getloadavg()[0], 1)}, out)
+    about |= {"load_average_after": round(os.getloadavg()[0], 1), "versions": versions(*packages)}
+    text = json.dumps({**result, **about}, indent=2) + "\n"
+    print(text, end="")
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
     if result.get("differ") or result.get("failures"):
         sys.exit(1)
 
 
-def declared(script: Path) -> list[str]:
-    """Return the packages that a script's header (PEP 723) declares, and those that these require."""
-    header = re.search(r"^# dependencies = \[(.*?)\]$", script.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    names = set(re.findall(r'"([\w-]+)', header[1] if header else ""))
-    for name in list(names):
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of these packages, and of all of which this process has imported a module."""
+    found = {}
+    for name in sorted({*packages, *(module for module in sys.modules if "." not in module)}):
         with suppress(PackageNotFoundError):
-            names |= {re.split(r"[^\w-]", each)[0] for each in requires(name) or () if "extra ==" not in each}
-    return sorted(names)
+            found[name] = version(name)
+    return found
 
 
-def conditions(*packages: str) -> dict[str, Any]:
-    """Return date, Python, cores, package versions, and the load before measuring: call it first.
+def conditions() -> dict[str, Any]:
+    """Return date, Python, cores, and the load before measuring: call it first.
 
     Processes that a benchmark starts keep what they compile, which is not to be measured.
     """
@@ -78,20 +81,19 @@ def conditions(*packages: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "load_average_before": round(os.getloadavg()[0], 1),
-        **{package: _version(package) for package in packages},
     }
 
 
 def gpu() -> dict[str, Any]:
     """Return the GPU that torch uses, its driver and current clocks, and versions of what compiles for it.
 
-    A package that is not installed, as when sources are imported from the path, has version None.
+    A package that is not installed, as when sources are imported from the path, has none.
     """
     import torch  # noqa: PLC0415  (most benchmarks do without)
 
-    about: dict[str, Any] = {name: _version(name) for name in ("torch", "triton", "mtnlg-parallel")}
+    about: dict[str, Any] = {"device": "cpu", "triton": None} | versions("triton", "mtnlg-parallel")
     if not torch.cuda.is_available():
-        return {"device": "cpu"} | about
+        return about
     device = torch.cuda.get_device_properties(0)
     about |= {
         "device": device.name,
@@ -105,13 +107,6 @@ def gpu() -> dict[str, Any]:
         answer = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, check=False)  # noqa: S607  (its path differs)
         about |= dict(zip(NVIDIA_SMI_FIELDS, answer.stdout.strip().split(", "), strict=False))
     return about
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def time_rounds(
@@ -177,12 +172,3 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def rates(megabytes: float, seconds: Mapping[str, Sequence[float]], digits: int = 2) -> dict[str, float]:
     """Return each side's megabytes per second, by the median of its rounds."""
     return {name: round(megabytes / statistics.median(rounds), digits) for name, rounds in seconds.items()}
-
-
-def write_result(result: Mapping[str, Any], out: Path | None) -> None:
-    """Print a result, and write it to ``out`` where given."""
-    text = json.dumps(result, indent=2) + "\n"
-    print(text, end="")
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")

@@ -234,4 +234,4 @@ def measure(rounds: int = 5, steps: int = 5) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__)
+    run(measure, __doc__, "deepspeed", "transformers")
