@@ -27,42 +27,36 @@ if TYPE_CHECKING:
 
 
 def described(row: Row) -> dict[str, Any]:
-    """Return a row's kind, its errors, and whether the verdict on its memory was wrong."""
+    """Return a row's kind, whether it was priced and its verdict was wrong, and its errors, by `MEANS`."""
     predicted, failed = predict_row(row), row.cells.get("caveat") == "OOM"
     result: dict[str, Any] = {"id": row.cells["id"], "kind": f"{row.cells['family']}, {row.cells['hardware']}"}
     if row.published is None:
-        return result | {"why_not": row.why_not}
+        return result | {"priced": False, "wrong verdicts": False, "why_not": row.why_not}
     result["kind"] = f"{row.cells['family']}, {row.published.cluster.gpu.name}, {row.published.precision}"
-    result["wrong"] = predicted["fits"] == failed
+    result |= {"priced": True, "wrong verdicts": predicted["fits"] == failed}
     if seconds := measured_seconds(row):
         result |= {
-            "error": predicted["predicted_step_seconds"] / seconds - 1,
-            "inside": predicted["low_step_seconds"] <= seconds <= predicted["high_step_seconds"],
-            "roofline": roofline(row.published) / seconds - 1,
-            "6ND": six_operations(row.published) / seconds - 1,
+            "error": abs(predicted["error"]),
+            "mean": predicted["error"],
+            "in interval": predicted["low_step_seconds"] <= seconds <= predicted["high_step_seconds"],
+            "roofline": abs(roofline(row.published) / seconds - 1),
+            "6ND": abs(six_operations(row.published) / seconds - 1),
         }
     if memory := row.figure("memory_gb"):
         result["memory"] = predicted["predicted_memory_gb"] / memory - 1
     return result
 
 
+MEANS = ("error", "mean", "in interval", "roofline", "6ND", "memory")
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of `COLUMNS` of rows of a kind; None where no row tells."""
-
-    def mean(name: str, *, absolute: bool = False) -> float | None:
-        figures = [abs(row[name]) if absolute else row[name] for row in rows if name in row]
-        return sum(figures) / len(figures) if figures else None
-
+    """Return numbers of rows of a kind, and means of those that have a figure."""
+    figures = {name: [row[name] for row in rows if name in row] for name in MEANS}
     return {
         "rows": len(rows),
-        "priced": sum("why_not" not in row for row in rows),
-        "error": mean("error", absolute=True),
-        "mean": mean("error"),
-        "in interval": mean("inside"),
-        "roofline": mean("roofline", absolute=True),
-        "6ND": mean("6ND", absolute=True),
-        "memory": mean("memory"),
-        "wrong verdicts": sum(row.get("wrong", False) for row in rows),
+        **{name: sum(row[name] for row in rows) for name in ("priced", "wrong verdicts")},
+        **{name: sum(each) / len(each) for name, each in figures.items() if each},
     }
 
 

@@ -17,7 +17,7 @@ vTrain's rows of one node were not measured but computed, from a traced layer fo
 are a source of their own and in no interval, but they alone tell the host's time of a launch.
 
 The result has figures by program and GPU, ``covered`` the share of its runs in the interval that their program's other
-hidden sizes give, the rank correlation of BLOOM's trials, and every signed error. It draws docs/planner-accuracy.svg;
+hidden sizes give, and every signed error. It draws docs/planner-accuracy.svg;
 with ``--intervals`` it writes the planner's `intervals.toml`.
 """
 
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from mtnlg_parallel.planner import interval
 from mtnlg_parallel.planner.interval import UNSEEN, kind_of
@@ -154,20 +153,16 @@ def unseen_width(rows: Rows, errors: Vector) -> float:
     return _covering(np.abs(errors[measured]), np.array([1 / programs.count(each) for each in programs]))
 
 
-TRIALS: Final = "bloom-prequel"
-"""Source of trials of layouts, which a planner should rank."""
-
-
 def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
-    """Return mean absolute and mean errors by source, GPU and precision, and shares in the intervals.
+    """Return mean absolute errors by source, GPU and precision, and shares in the intervals.
 
     ``covered``: held-out errors in those that other hidden sizes give; ``shipped in``: shipped errors in those of all.
     """
     held, (names, _) = columns["without hidden size"], kinds_and_sizes(rows)
-    covered = inside(rows, held)
     known, known_errors = names[~rows.computed], held[~rows.computed]
     widths = np.array([width(known, known_errors, name) for name in names.tolist()])
-    shipped_inside = np.abs(columns["shipped"]) <= widths
+    figures = {name: np.abs(np.expm1(errors)) for name, errors in columns.items()}
+    figures |= {"covered": inside(rows, held), "shipped in": np.abs(columns["shipped"]) <= widths}
     kinds = []
     for row, run in zip(rows.rows, rows.runs, strict=True):
         nodes = "one node" if run.gpus <= run.cluster.node.gpus else "many nodes"
@@ -175,13 +170,8 @@ def table(rows: Rows, columns: dict[str, Vector]) -> list[dict[str, Any]]:
     result = []
     for kind in dict.fromkeys(kinds):
         mask = np.array([each == kind for each in kinds])
-        figures: dict[str, Any] = {"runs": kind, "rows": int(mask.sum())}
-        for name, errors in columns.items():
-            figures[name] = float(np.abs(np.expm1(errors[mask])).mean())
-        figures["mean"] = float(np.expm1(columns["shipped"][mask]).mean())
-        figures["covered"] = float(covered[mask].mean())
-        figures["shipped in"] = float(shipped_inside[mask].mean())
-        result.append(figures)
+        means = {name: float(each[mask].mean()) for name, each in figures.items()}
+        result.append({"runs": kind, "rows": int(mask.sum()), **means})
     return result
 
 
@@ -221,15 +211,10 @@ def measure(*files: Path, intervals: bool = False) -> dict[str, Any]:
     if intervals:
         write_intervals(rows, columns["without hidden size"], columns["without source"])
     draw(HERE.parent / "docs" / "planner-accuracy.svg", rows, columns)
-    trials = np.array([source_of(row) == TRIALS for row in rows.rows])
     errors = {name: [round(float(error), 4) for error in np.expm1(each)] for name, each in columns.items()}
     return {
         "constants": dict(zip(CONSTANTS, map(float, fitted), strict=True)),
         "by_group": table(rows, columns),
-        "rank_correlation": {
-            name: float(spearmanr(rows.measured[trials], (rows.measured * np.exp(each))[trials]).statistic)
-            for name, each in columns.items()
-        },
         "rows": [row.cells.get("id") or number for number, row in enumerate(rows.rows)],
         "errors": errors,
     }
