@@ -19,8 +19,8 @@ The launcher is ``mtnlg-parallel train``.
 
 At the end every step must be in metrics.jsonl once, its samples beginning where those of the step before ended, and
 every loss and gradient norm must equal that of an untouched run of the same recipe within 1e-5 (fp32). The result has
-the goodput, the number of each fault, and the seconds from a fault until its ranks had ended, until rank 0 had started,
-until all ranks held their state, and until there was a new step.
+the goodput, the number of each fault, and the seconds from a fault until its ranks had ended, and until all ranks held
+their state again.
 """
 
 # /// script
@@ -39,7 +39,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -55,7 +54,7 @@ from record import run
 from training_engine import make_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 FP32 = 1e-5
 BATCH = 8
@@ -63,6 +62,12 @@ LIMIT_SECONDS = 180.0
 """Longest wait for anything, after which the run counts as lost."""
 
 POLL_SECONDS = 0.02
+PATIENCE = 3.0
+"""Seconds of a step after which a rank hangs."""
+
+MAX_STEPS = 30
+"""From a recovery to the next fault."""
+
 BALLAST, LOG = "ballast", "launcher.log"
 RANK_KINDS = ("kill-rank", "kill-ranks", "kill-starting", "stop-rank", "signal-rank", "full-disk")
 LAUNCHER_KINDS = ("kill-launcher", "signal-launcher", "change")
@@ -75,18 +80,14 @@ class Lost(Exception):  # noqa: N818  (not an error of this program)
 
 
 class Recovery(NamedTuple):
-    """One fault: seconds from it until its ranks had ended, rank 0 had started, all had a state, and a step was new."""
+    """One fault: seconds from it until its ranks had ended, and until all ranks had a state again."""
 
     kind: str
     ended: float
-    started: float
     resumed: float
-    stepped: float
-    source: str
-    lost_steps: int
 
 
-def make_recipe(layout: Layout, patience: float) -> Recipe:
+def make_recipe(layout: Layout) -> Recipe:
     """The run: a step takes some tens of milliseconds."""
     shape = {"layers": 4, "hidden": 64, "heads": 2, "sequence": 64, "vocabulary": 512}
     train: dict[str, Any] = {"samples": ENDLESS, "batch": BATCH, "micro_batch": 2, "lr": 1e-3, "warmup": 80}
@@ -96,7 +97,7 @@ def make_recipe(layout: Layout, patience: float) -> Recipe:
         "model": {**shape, "dropout": 0.1, "attention_dropout": 0.1},
         "layout": layout.model_dump(),
         "train": train,
-        "guard": {"patience": patience, "disk_patience": 10 * patience},
+        "guard": {"patience": PATIENCE, "disk_patience": 10 * PATIENCE},
     }
     return Recipe.model_validate(sections, strict=False)
 
@@ -104,22 +105,21 @@ def make_recipe(layout: Layout, patience: float) -> Recipe:
 class Job:
     """The run by the launcher of this machine, which is started at once."""
 
-    def __init__(self, folder: Path, out: Path, *words: str) -> None:
-        self.folder, self.out = folder, out
-        self.commands_run = 0
-        self.launcher = self.start(*words)
+    launcher: subprocess.Popen[bytes]
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
+    def __init__(self, folder: Path, out: Path, *words: str) -> None:
+        self.folder, self.out, self.words = folder, out, words
+        self.start()
+
+    def start(self) -> None:
         """Start a launcher, whose output is appended to the log."""
         folders = ("--data", str(self.folder / "data"), "--out", str(self.out), "--device", "cpu")
         command = ["-m", "mtnlg_parallel.cli", "train", str(self.folder / "train.toml"), *folders]
-        command += ["--max-restarts", str(1 << 20), *words]
-        self.commands_run += 1
+        command += ["--max-restarts", str(1 << 20), *self.words]
         with (self.folder / LOG).open("ab") as log:
             self.launcher = subprocess.Popen(
                 [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
-        return self.launcher
 
     @property
     def has_ended(self) -> bool:
@@ -130,22 +130,16 @@ class Job:
         """The process ids of the run's ranks."""
         return [int(entry.name) for entry in Path("/proc").iterdir() if is_rank_of(entry, self.out)]
 
-    def strike(self, kind: str, draw: random.Random) -> list[int]:
-        """Let a fault happen to the launcher; returns the ranks that will end for it."""
-        ranks = self.ranks()
-        numbers = {"kill-launcher": signal.SIGKILL, "signal-launcher": signal.SIGTERM}
-        number = numbers[draw.choice([*numbers]) if kind == "change" else kind]
-        if kind == "change":
-            self.change(draw)
-        self.launcher.send_signal(number)
-        return ranks
+    def last(self) -> Mapping[str, Any]:
+        """The last step recorded."""
+        return last_step(self.out) or {"step": 0, "samples": 0}
 
     def change(self, draw: random.Random) -> None:
         """Add a drawn change to the recipe that the next command reads."""
-        path, last = self.folder / "train.toml", last_step(self.out)
+        path = self.folder / "train.toml"
         recipe = load_recipe(path)
         changes, batch = recipe.train.change, recipe.batch_size.multiple
-        now = max([last["samples"] if last else 0, *(change.at for change in changes)])
+        now = max(self.last()["samples"], *(change.at for change in changes))
         drawn: dict[str, Any] = {"at": now + draw.randint(120, 600)}
         ways: list[dict[str, Any]] = [
             {"lr": draw.uniform(2e-4, 2e-3)},
@@ -201,8 +195,8 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 class Chaos:
     """Lets faults happen to a run, one at a time, and waits until it has recovered."""
 
-    def __init__(self, job: Job, disk: Path | None, kinds: Sequence[str], seed: int, most_steps: int) -> None:
-        self.job, self.disk, self.most_steps = job, disk, most_steps
+    def __init__(self, job: Job, disk: Path | None, kinds: Sequence[str], seed: int) -> None:
+        self.job, self.disk = job, disk
         self.draw, self.kinds = random.Random(seed), list(kinds)
         self._pending: list[str] = []
         self.recoveries: list[Recovery] = []
@@ -212,7 +206,7 @@ class Chaos:
         deadline = time.monotonic() + seconds
         self.until(lambda: self.step() > 0, "")
         while time.monotonic() < deadline or len(self.recoveries) < len(self.kinds):
-            target = self.step() + self.draw.randint(1, self.most_steps)
+            target = self.step() + self.draw.randint(1, MAX_STEPS)
             self.until(lambda target=target: self.step() >= target, "")  # type: ignore[misc]
             recovery = self.recover(self.next_kind())
             self.recoveries.append(recovery)
@@ -226,7 +220,7 @@ class Chaos:
 
     def step(self) -> int:
         """The last step recorded."""
-        return last["step"] if (last := last_step(self.job.out)) else 0
+        return int(self.job.last()["step"])
 
     def events(self, name: str, since: float) -> list[dict[str, Any]]:
         """The events of this name since then."""
@@ -249,12 +243,8 @@ class Chaos:
             ended = time.time()
         self.until(lambda: self.events("resumed", ended), kind)
         resumed = self.events("resumed", ended)[-1]
-        self.until(lambda: self.step() > resumed["step"], kind)
-        stepped = time.time()
-        started = self.events("start", ended)[-1]["time"]
         self.until(lambda: self.step() > reached, kind)
-        ended, started, held, stepped = (round(at - struck, 3) for at in (ended, started, resumed["time"], stepped))
-        return Recovery(kind, ended, started, held, stepped, resumed["source"], resumed["lost_steps"])
+        return Recovery(kind, ended - struck, resumed["time"] - struck)
 
     def have_ended(self, ranks: Sequence[int], kind: str) -> bool:
         """Whether these ranks have ended; until then a full disk stays full, though the run removes a checkpoint."""
@@ -263,16 +253,18 @@ class Chaos:
         return not set(ranks) & set(self.job.ranks())
 
     def strike(self, kind: str) -> list[int]:
-        """Let a fault happen; returns the ranks that will end for it."""
+        """Let a fault happen; returns the ranks that may end for it."""
+        ranks, draw = self.job.ranks(), self.draw
+        if kind == "change":
+            self.job.change(draw)
         if kind in LAUNCHER_KINDS:
-            return self.job.strike(kind, self.draw)
-        ranks = self.job.ranks()
-        if kind == "full-disk":  # `have_ended` fills it
-            return ranks
-        number = {"stop-rank": signal.SIGSTOP, "signal-rank": signal.SIGTERM}.get(kind, signal.SIGKILL)
-        count = self.draw.randint(2, len(ranks)) if kind == "kill-ranks" else 1
-        for rank in self.draw.sample(ranks, count):
-            os.kill(rank, number)
+            is_killed = kind == "kill-launcher" or (kind == "change" and draw.random() < 0.5)
+            self.job.launcher.send_signal(signal.SIGKILL if is_killed else signal.SIGTERM)
+        elif kind != "full-disk":  # `have_ended` fills it
+            number = {"stop-rank": signal.SIGSTOP, "signal-rank": signal.SIGTERM}.get(kind, signal.SIGKILL)
+            count = draw.randint(2, len(ranks)) if kind == "kill-ranks" else 1
+            for rank in draw.sample(ranks, count):
+                os.kill(rank, number)
         return ranks
 
     def until(self, condition: Callable[[], object], kind: str) -> None:
@@ -287,18 +279,12 @@ class Chaos:
                 raise Lost(f"no recovery at step {self.step()} from {kind or 'no fault'}")
             time.sleep(POLL_SECONDS)
 
-
-def finish(job: Job, samples: int) -> None:
-    """Run the command to its end at ``samples``."""
-    job.stop(signal.SIGTERM)
-    deadline = time.monotonic() + LIMIT_SECONDS + samples / BATCH
-    while not (job.out / "summary.json").exists():
-        if time.monotonic() > deadline:
-            raise Lost("the last run did not end")
-        if job.has_ended:
-            job.start("--set", f"train.samples={samples}")
-        time.sleep(POLL_SECONDS)
-    job.launcher.wait(LIMIT_SECONDS)
+    def finish(self) -> None:
+        """Run the command to an end three steps from here."""
+        self.job.words = ("--set", f"train.samples={self.job.last()['samples'] + 3 * BATCH}")
+        self.job.stop(signal.SIGTERM)
+        self.until((self.job.out / "summary.json").exists, "signal-launcher")
+        self.job.launcher.wait(LIMIT_SECONDS)
 
 
 def check(out: Path, untouched: Path) -> dict[str, Any]:
@@ -324,28 +310,20 @@ def check(out: Path, untouched: Path) -> dict[str, Any]:
 
 def summarize(chaos: Chaos, found: dict[str, Any]) -> dict[str, Any]:
     """The result's figures."""
-    out, recoveries = chaos.job.out, chaos.recoveries
-    account = goodput(out)
-    facts = {key: value for key, value in account.facts().items() if key != "restarts"}
-    fields = ("ended", "started", "resumed", "stepped")
+    recoveries = chaos.recoveries
     by_kind = {
         kind: {
             "count": len(those := [recovery for recovery in recoveries if recovery.kind == kind]),
-            **{f"{field}_seconds": round(statistics.median(getattr(r, field) for r in those), 2) for field in fields},
+            "ended_seconds": round(statistics.median(recovery.ended for recovery in those), 2),
+            "resumed_seconds": round(statistics.median(recovery.resumed for recovery in those), 2),
         }
         for kind in sorted({recovery.kind for recovery in recoveries})
     }
     return {
-        "goodput": round(account.share or 0.0, 4),
-        "mean_seconds_to_recover": round(statistics.fmean(recovery.stepped for recovery in recoveries), 2),
-        "longest_seconds_to_recover": max(recovery.stepped for recovery in recoveries),
+        "goodput": round(goodput(chaos.job.out).share or 0.0, 4),
         "faults": len(recoveries),
-        "lost_steps": sum(recovery.lost_steps for recovery in recoveries),
-        "resumed_from": dict(Counter(recovery.source for recovery in recoveries)),
         **found,
         "by_kind_medians": by_kind,
-        "wall_time": {key: round(value, 2) if isinstance(value, float) else value for key, value in facts.items()},
-        "commands_run": chaos.job.commands_run,
         "changes": len(load_recipe(chaos.job.folder / "train.toml").train.change),
     }
 
@@ -354,19 +332,13 @@ def measure(
     *,
     minutes: float = 2.0,
     seed: int = 1,
-    most_steps: int = 30,
     layout: str = "dp=2",
-    patience: float = 3.0,
-    faults: tuple[str, ...] = ("",),
+    faults: tuple[str, ...] = (*RANK_KINDS, "kill-launcher", "signal-launcher"),
 ) -> dict[str, Any]:
-    """Let faults happen for so many minutes, each after up to ``most_steps`` new steps; then train untouched.
-
-    Without ``faults`` all kinds that this machine can have, but change. A rank hangs whose step takes longer than
-    ``patience``, in seconds.
-    """
+    """Let faults happen for so many minutes, of these kinds if this machine can have them; then train untouched."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     chosen = Layout.model_validate(parse_layout(layout))
-    recipe, out = make_recipe(chosen, patience), folder / "chaos"
+    recipe, out = make_recipe(chosen), folder / "chaos"
     for name in ("data", "other"):
         make_data(folder / name, recipe.model.vocabulary - (name == "other"), 1 << 20)
     (folder / "train.toml").write_text(dump(recipe), encoding="utf-8")
@@ -375,22 +347,18 @@ def measure(
         disk = stack.enter_context(small_disk(out / "checkpoints"))
         job = Job(folder, out)
         stack.callback(job.stop, signal.SIGKILL)
-        left_out = {"change", *([] if disk else ["full-disk"])}  # changes of the recipe are asked for by --faults
-        kinds = [*filter(None, faults)] or [kind for kind in (*RANK_KINDS, *LAUNCHER_KINDS) if kind not in left_out]
-        chaos = Chaos(job, disk, kinds, seed, most_steps)
+        chaos = Chaos(job, disk, [kind for kind in faults if disk or kind != "full-disk"], seed)
         try:
             chaos.run(60 * minutes)
-            last = last_step(out)
-            samples = (last["samples"] if last else 0) + 3 * BATCH
-            finish(job, samples)
-            untouched = Job(folder, folder / "untouched", "--set", f"train.samples={samples}")
+            chaos.finish()
+            untouched = Job(folder, folder / "untouched", *job.words)
             stack.callback(untouched.stop, signal.SIGKILL)
             untouched.launcher.wait()
             found = check(out, untouched.out)
         except Lost as lost:
             log = (folder / LOG).read_text(errors="replace")[-3000:]
             sys.exit(f"{lost}; both runs are kept in {folder}\n{log}")
-        about = {"patience": patience, "seed": seed, "minutes": minutes, "layout": str(chosen)}
+        about = {"patience": PATIENCE, "seed": seed, "minutes": minutes, "layout": str(chosen)}
         result = {**about, **summarize(chaos, found)}
     shutil.rmtree(folder)
     return result
