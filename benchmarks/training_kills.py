@@ -274,22 +274,19 @@ def draw_attempt(draw: random.Random, world: int, operations: Sequence[int], sec
 
 def disturbed_run(  # noqa: PLR0917  (as `draw_attempt`)
     recipe: Recipe, data: Path, out: Path, seed: int, operations: Sequence[int], seconds: float
-) -> dict[str, Any]:
-    """Run the recipe to its end through its deaths; returns their number by kind."""
-    draw, deaths, troubles, ended = random.Random(seed), Counter[str](), Counter[str](), Counter[str]()
-    statuses = [1]
-    while any(statuses) or not (out / SUMMARY).exists():
+) -> Counter[str]:
+    """Run the recipe to its end through its deaths; returns their number by way."""
+    draw, deaths = random.Random(seed), Counter[str]()
+    for number in range(MAX_ATTEMPTS):
         attempt = draw_attempt(draw, recipe.layout.world, operations, seconds)
         statuses = attempt_run(recipe, data, out, attempt)
-        causes = {cause_of(status) for status in statuses}
+        if "person" in map(cause_of, statuses):
+            raise RuntimeError(f"attempt {number}: {attempt} ended with {statuses}")
         if {-signal.SIGKILL, -signal.SIGTERM, int(Exit.STOPPED)} & {statuses[victim] for victim in attempt.victims}:
             deaths[attempt.way] += 1
-        elif any(statuses):
-            ended[f"{attempt.trouble}: {', '.join(sorted(causes - {'none', 'peer'}))}"] += 1
-        troubles[attempt.trouble] += any(statuses)
-        if "person" in causes or troubles.total() > MAX_ATTEMPTS:
-            raise RuntimeError(f"attempt {troubles.total()}: {attempt} ended with {statuses}")
-    return {"deaths": dict(deaths), "troubles": dict(troubles), "ended_by_trouble": dict(ended)}
+        if not any(statuses) and (out / SUMMARY).exists():
+            return deaths
+    raise RuntimeError(f"no end after {MAX_ATTEMPTS} attempts")
 
 
 def undisturbed(recipe: Recipe, folder: Path, number: int) -> tuple[dict[str, Any], list[int], float]:
@@ -316,31 +313,23 @@ def kill(folder: Path, kills: int, first: int) -> dict[str, Any]:
     make_data(folder / "data", 64, 1 << 18)
     recipes = list(map(make_recipe, LAYOUTS))
     untouched = [undisturbed(recipe, folder, number) for number, recipe in enumerate(recipes)]
-    runs: dict[str, Any] = {}
-    failures: list[dict[str, Any]] = []
-    done = 0
+    deaths, failures = Counter[str](), list[dict[str, Any]]()
     for seed in count(first):
-        expected, operations, seconds = untouched[seed % len(LAYOUTS)]
-        recipe, place, run = recipes[seed % len(LAYOUTS)], folder / str(seed), dict[str, Any]()
+        recipe, (expected, operations, seconds) = recipes[seed % len(LAYOUTS)], untouched[seed % len(LAYOUTS)]
+        place = folder / str(seed)
         try:
-            run = disturbed_run(recipe, folder / "data", place, seed, operations, seconds)
+            deaths += disturbed_run(recipe, folder / "data", place, seed, operations, seconds)
             differing = [key for key, value in left_by(place).items() if value != expected[key]]
             why = f"other {', '.join(differing)}" if differing else ""
         except (RuntimeError, Failure) as error:
             why = f"{error}\n{place.with_name(f'{place.name}.log').read_text()[-4000:]}"
-        runs[str(seed)] = run
         failures += [{"seed": seed, "said": why}] if why else []
-        done += sum(run.get("deaths", {}).values())
-        print(f"seed {seed}: {run}; {done} in all, {len(failures)} runs differ", file=sys.stderr, flush=True)
-        if done >= kills or len(failures) > MAX_FAILURES:
+        runs = seed + 1 - first
+        print(f"seed {seed}: {deaths.total()} kills in all, {len(failures)} of {runs} runs differ", file=sys.stderr)
+        if deaths.total() >= kills or len(failures) > MAX_FAILURES:
             break
-    by_kind = {
-        key: dict(sum((Counter(run.get(key, {})) for run in runs.values()), Counter[str]()))
-        for key in ("deaths", "troubles", "ended_by_trouble")
-    }
-    deaths = {seed: sum(run.get("deaths", {}).values()) for seed, run in runs.items()}
-    about = {"kills": done, "runs": len(runs), "differ": len(failures), "steps": STEPS, "layouts": LAYOUTS}
-    return {**about, **by_kind, "deaths_by_seed": deaths, "failures": failures}
+    about = {"kills": deaths.total(), "runs": runs, "differ": len(failures), "steps": STEPS, "layouts": LAYOUTS}
+    return {**about, "deaths": dict(deaths), "failures": failures}
 
 
 def preload() -> int:
