@@ -11,7 +11,7 @@ those of its HTML. ``mtnlg-data run`` curates it beside a small curated source, 
 and the quality classifier, which scores but drops next to nothing. Shards are small (of 100 MB of HTML), so that there
 are enough of them for the exchange by key range to merge. Seconds and memory are measured stage by stage
 (``run_watch``); recall and precision by ``found_duplicates``. A stage's seconds begin where the one before ended; the
-first has the imports. A crawl that is in ``--scratch`` is not made again.
+first has the imports.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import zstandard
 
 from found_duplicates import judge
-from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_crawl
-from mtnlg_data.files import write_json
+from known_crawl import KnownCrawl, mean_page_bytes, paragraphs, write_file
 from mtnlg_data.steps.deduplicate import DeduplicateSettings
 from record import run
-from run_watch import RunCost, folder_bytes, watch_run
+from run_watch import RunCost, watch_run
 
 COMMAND = str(Path(sys.executable).with_name("mtnlg-data"))
 FILE_BYTES, FEWEST_FILES = 50e6, 8  # of HTML
@@ -78,22 +78,13 @@ class Corpus(NamedTuple):
         return self.folder / "data.toml"
 
 
-def read_paragraphs(scratch: Path) -> list[str]:
-    """The paragraphs of the installed documentation, kept in a file of ``scratch``."""
-    path = scratch / "paragraphs.json"
-    if not path.exists():
-        write_json(path, paragraphs())
-    return list(json.loads(path.read_text(encoding="utf-8")))
-
-
-def write_corpus(folder: Path, pool: list[str], files: int, pages: int, workers: int = 1) -> Corpus:
+def write_corpus(folder: Path, pool: list[str], files: int, pages: int) -> Corpus:
     """Write a crawl of so many files and pages a file, the curated source, the tasks' texts and the recipe."""
-    corpus = Corpus(folder, write_crawl(folder, KnownCrawl(pool), files, pages, workers))
-    if corpus.recipe.exists() and corpus.recipe.read_text() == RECIPE:
-        return corpus  # written again, the texts would be other inputs by their times
+    crawl = KnownCrawl(pool)
+    corpus = Corpus(folder, sum(write_file(folder, crawl, number, pages) for number in range(files)))
     books = ("\n\n".join(pool[n : n + 5]) for n in range(0, min(len(pool), 5 * BOOKS), 5))
     lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in books)
-    (folder / "books").mkdir(exist_ok=True)
+    (folder / "books").mkdir()
     (folder / "books" / "0.jsonl.zst").write_bytes(zstandard.compress(lines))
     tasks = [{"task": "boolq", "id": str(n), "text": text} for n, text in enumerate(pool[:: len(pool) // TASKS or 1])]
     (folder / "texts.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
@@ -107,65 +98,42 @@ def curate(corpus: Corpus, out: Path, options: list[str]) -> RunCost:
     return watch_run([COMMAND, "--quiet", "run", str(corpus.recipe), "--out", str(out), *options], out)
 
 
-def measure_size(gigabytes: float, workers: int, scratch: Path) -> dict[str, Any]:
+def measure_size(gigabytes: float, workers: int, folder: Path, pool: list[str]) -> dict[str, Any]:
     """Make the crawl, plan, run and judge; return the row."""
-    pool, out = read_paragraphs(scratch), scratch / f"{gigabytes:g}-out"
-    files = max(FEWEST_FILES, round(gigabytes * 1e9 / FILE_BYTES))
+    out, files = folder / "out", max(FEWEST_FILES, round(gigabytes * 1e9 / FILE_BYTES))
     pages = round(gigabytes * 1e9 / mean_page_bytes(KnownCrawl(pool)) / files)
-    corpus = write_corpus(scratch / f"{gigabytes:g}", pool, files, pages, workers)
+    corpus = write_corpus(folder / "crawl", pool, files, pages)
     plan = [COMMAND, "plan", str(corpus.recipe), "--workers", str(workers), "--json"]
     planned = json.loads(subprocess.run(plan, stdout=subprocess.PIPE, check=True).stdout)
     watch = curate(corpus, out, ["--workers", str(workers)])
-    stages = {name: stage_row(name, watch, out, planned) for name in watch.stages}
-    cpu, wall = (sum(stage[key] for stage in stages.values()) for key in ("cpu_seconds", "seconds"))
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    characters = int(summary["stages"][0]["sources"]["crawl"]["characters_out"])
-    settings = DeduplicateSettings()
-    theory = settings.bands, settings.rows
+    costs, settings = watch.stages.values(), DeduplicateSettings()
     row = {
-        "gigabytes": gigabytes,
         "workers": workers,
         "html_bytes": corpus.html_bytes,
-        "files": files,
         "pages": files * pages,
-        "text_share": round(characters / corpus.html_bytes, 3),
-        "seconds": round(wall, 1),
-        "cpu_seconds": round(cpu, 1),
-        "html_megabytes_a_second_and_core": round(corpus.html_bytes / 1e6 / cpu, 3),
-        "peak_driver_bytes": max(stage["driver_bytes"] for stage in stages.values()),
-        "peak_worker_bytes": max(stage["worker_bytes"] for stage in stages.values()),
+        "html_megabytes_a_second_and_core": corpus.html_bytes / 1e6 / sum(cost.cpu_seconds for cost in costs),
+        "peak_driver_bytes": max(cost.driver_bytes for cost in costs),
+        "peak_worker_bytes": max(cost.worker_bytes for cost in costs),
         "peak_disk_bytes": watch.disk_bytes,
-        "planned": {key: planned[key] for key in ("documents", "characters_per_document", "disk", "memory")},
-        "stages": stages,
-        "deduplication": judge(out, corpus.folder / "truth", pages, settings.threshold, theory),
+        "stages": {name: cost._asdict() for name, cost in watch.stages.items()},
+        "planned_cpu_seconds": {stage["stage"]: 3600 * stage["core_hours"] for stage in planned["stages"]},
+        "deduplication": judge(
+            out, corpus.folder / "truth", pages, settings.threshold, (settings.bands, settings.rows)
+        ),
     }
-    shutil.rmtree(out)
     print(json.dumps(row), flush=True)
     return row
 
 
-def stage_row(name: str, watch: RunCost, out: Path, planned: dict[str, Any]) -> dict[str, Any]:
-    """What a stage took, and what was planned of it."""
-    cost = watch.stages[name]
-    folders = [out / "tokens"] if name == "tokenize" else []
-    plan: dict[str, Any] = next((stage for stage in planned["stages"] if stage["stage"] == name), {})
-    return {
-        "seconds": round(cost.seconds, 2),
-        "cpu_seconds": round(cost.cpu_seconds, 2),
-        "planned_cpu_seconds": round(3600 * plan.get("core_hours", 0.0), 2),
-        "driver_bytes": cost.driver_bytes,
-        "worker_bytes": cost.worker_bytes,
-        "planned_bytes": plan.get("memory_per_worker" if cost.worker_bytes else "memory"),
-        "disk_bytes": sum(map(folder_bytes, [*out.glob(f"*-{name}"), *folders])),
-        "planned_disk_bytes": plan.get("disk"),
-    }
-
-
 def measure(
-    gigabytes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0), workers: int = 1, scratch: Path = Path("runs/curation-scale")
+    gigabytes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0), workers: int = 1, scratch: Path | None = None
 ) -> dict[str, Any]:
     """Measure a run of each size of HTML; ``scratch`` is for crawls and runs."""
-    return {"rows": [measure_size(size, workers, scratch) for size in gigabytes]}
+    pool, rows = paragraphs(), []
+    for size in gigabytes:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            rows.append(measure_size(size, workers, Path(folder), pool))
+    return {"rows": rows}
 
 
 if __name__ == "__main__":

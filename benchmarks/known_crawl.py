@@ -3,7 +3,7 @@
     page        frame of its host (head, menu, footer) around main text
     main text   paragraphs of the documentation that is installed here, drawn anew for every original
 
-What page n is follows from (seed, n) alone, so files are made side by side, in any order, in constant memory:
+What page n is follows from (seed, n) alone, so files are made in constant memory:
 
     original    begins a family of its own
     exact       main text of an earlier family, in the frame of another host
@@ -22,15 +22,12 @@ import re
 import sysconfig
 import zlib
 from functools import cached_property
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lxml.html
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from mtnlg_data.files import atomic_open, atomic_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -85,7 +82,6 @@ class KnownCrawl:
     def __init__(self, pool: Sequence[str], seed: int = 1) -> None:
         self._pool = [html.escape(text, quote=False).encode() for text in pool]
         self._seed = seed
-        self.key = f"{seed} {zlib.crc32(b''.join(self._pool)):08x}"  # of what the pages depend on
         self._template = self._draw(TEMPLATE_FAMILY).choices(self._pool, k=12)
 
     @cached_property
@@ -150,11 +146,6 @@ class KnownCrawl:
         foot = b'</div><div class="footer"><ul>%b</ul>Copyright</div></body></html>' % b"".join(links[MENU * 2 // 3 :])
         return before, foot
 
-    def record(self, page: Page) -> tuple[bytes, int]:
-        """The page as a gzipped WARC record, and the bytes of its HTML."""
-        body = self.html(page)
-        return warc_record(body, page.number), len(body)
-
 
 def warc_record(page: bytes, number: int, kind: str = "text/html; charset=utf-8") -> bytes:
     """A page as a gzipped WARC record."""
@@ -181,41 +172,21 @@ def jaccard(one: set[Any], other: set[Any]) -> float:
 
 
 def write_file(folder: Path, crawl: KnownCrawl, number: int, pages: int) -> int:
-    """Write file ``number`` of ``pages`` pages and its truth, unless it is there; return the bytes of its HTML."""
+    """Write file ``number`` of ``pages`` pages and its truth; return the bytes of its HTML."""
     path, table = folder / "crawl" / f"{number:06d}.warc.gz", folder / "truth" / f"{number:06d}.parquet"
-    key = f"{crawl.key} {pages}"
-    known = pq.read_schema(table).metadata if table.exists() else {}
-    if known.get(b"key") == key.encode():
-        return int(known[b"html_bytes"])
+    for each in (path, table):
+        each.parent.mkdir(parents=True, exist_ok=True)
     families, size = [], 0
-    with atomic_open(path) as file:
+    with path.open("wb") as file:
         for page in map(crawl.page, range(number * pages, (number + 1) * pages)):
-            packed, length = crawl.record(page)
-            file.write(packed)
-            size += length
+            body = crawl.html(page)
+            file.write(warc_record(body, page.number))
+            size += len(body)
             families.append(page.family)
-    about = {"key": key, "html_bytes": str(size)}
-    with atomic_path(table) as partial:
-        pq.write_table(pa.table({"family": families}).replace_schema_metadata(about), partial)
+    pq.write_table(pa.table({"family": families}), table)
     return size
 
 
 def mean_page_bytes(crawl: KnownCrawl) -> float:
     """Mean size of a page, from the first ones."""
     return sum(len(crawl.html(crawl.page(number))) for number in range(300)) / 300
-
-
-_crawl_of_worker: list[KnownCrawl] = []
-
-
-def _write_in_worker(folder: Path, number: int, pages: int) -> int:
-    return write_file(folder, _crawl_of_worker[0], number, pages)
-
-
-def write_crawl(folder: Path, crawl: KnownCrawl, files: int, pages: int, workers: int) -> int:
-    """Write ``files`` files of ``pages`` pages each; return the bytes of HTML. Files that are there stay."""
-    if workers == 1:
-        return sum(write_file(folder, crawl, number, pages) for number in range(files))
-    forked = get_context("fork").Pool(workers, _crawl_of_worker.append, (crawl,))  # which copies no paragraph
-    with forked as pool:
-        return sum(pool.starmap(_write_in_worker, [(folder, number, pages) for number in range(files)], 1))
