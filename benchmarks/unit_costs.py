@@ -1,9 +1,10 @@
 """Cost of every step of a curation: core-seconds per million characters that it reads.
 
-    python benchmarks/unit_costs.py [--pages 8000] [--documents 4000] [--rounds 3] [--out FILE]
+    python benchmarks/unit_costs.py DATA [--pages 8000] [--documents 10000] [--rounds 3] [--out FILE]
 
-Steps are measured on a crawl of known duplicates beside a curated source (``curation_scale``), filter and exact on real
-news, recombined from the sentences of articles. A curation runs in one process, over all and over a few; a step's cost
+DATA holds near_duplicates/articles_1000.train and extraction/html. Steps are measured on a crawl of known duplicates
+beside a curated source (``curation_scale``), filter and exact on real news, recombined from the sentences of articles
+(``deduplication``). A curation runs in one process, over all and over a few; a step's cost
 is what lies between. Real web pages, with much more HTML to their text than those of the crawl, tell the two parts of a
 page's cost apart, for each method of ``extract``; ``exact`` runs with each kind alone, and with all.
 
@@ -19,16 +20,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from curation_scale import read_paragraphs
 from curation_scale import write_corpus as write_crawl
-from known_crawl import warc_record
+from deduplication import make_corpus
+from known_crawl import paragraphs, warc_record
 from mtnlg_data import Exact, Local, curate, load_recipe, run_step
 from mtnlg_data.document import shard_source
 from mtnlg_data.engine import listed_shards
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 
 
 FILES, FEW_PAGES = 8, 400
-SHARED = Path(__file__).parents[2] / "shared" / "data"
-CHARACTERS = 4600
-FEW = 60
+FEW = 150
 WEB = {"crawl", "web"}  # sources of pages
 RULES = ["gopher_repetition", "gopher_quality", "c4", "fineweb", "pii"]
 NEWS = f"""
@@ -69,33 +67,20 @@ METHODS = ("justext", "main", "resiliparse", "trafilatura")
 CONSTANT = {"train_classifier", "write_ngrams", "choose_rare", "write_tokenizer", "write_blend"}
 
 
-def sentences() -> list[str]:
-    """Return the sentences of a thousand real articles."""
-    texts = articles(SHARED / "near_duplicates" / "articles_1000.train")
-    return [sentence.strip() + "." for text in texts for sentence in text.split(". ")]
-
-
-def write_news(folder: Path, documents: int, pool: list[str]) -> None:
-    """Write documents of `CHARACTERS`, task texts and pages."""
-    rng = random.Random(documents)
+def write_news(folder: Path, data: Path, count: int) -> None:
+    """Write so many documents, texts of tasks, pages and the recipe."""
     folder.mkdir(parents=True)
-    texts = []
-    for _ in range(documents):
-        parts: list[str] = []
-        while sum(map(len, parts)) < CHARACTERS:
-            parts.append(rng.choice(pool))
-        texts.append({"text": " ".join(parts)})
-    tasks = [
-        {"task": "boolq", "id": str(number), "text": " ".join(rng.sample(pool, 2))}
-        for number in range(min(documents, 2000))
-    ]
+    documents, _ = make_corpus(articles(data / "near_duplicates" / "articles_1000.train"), count)
+    texts = [{"text": document.text} for document in documents]
+    tasks = [{"task": "boolq", "id": document.id, "text": document.text[:300]} for document in documents[:2000]]
     for name, rows in (("news", texts), ("texts", tasks)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    pages = sorted((SHARED / "extraction" / "html").glob("*.html.gz"))
+    pages = sorted((data / "extraction" / "html").glob("*.html.gz"))
     with (folder / "pages.warc.gz").open("wb") as file:
-        for number in range(max(2, documents // 40)):
+        for number in range(max(2, count // 100)):
             page = gzip.decompress(pages[number % len(pages)].read_bytes())
             file.write(warc_record(page, number, "text/html"))
+    (folder / "data.toml").write_text(NEWS, encoding="utf-8")
 
 
 class Costs(Local):
@@ -190,16 +175,15 @@ def kinds_of_exact(out: Path, few: Path) -> dict[str, float]:
     return {"exact": writing} | {f"exact {kind}": costs[kind] - writing for kind in KINDS}
 
 
-def measure(pages: int = 8000, documents: int = 4000, rounds: int = 3) -> dict[str, Any]:
+def measure(data: Path, pages: int = 8000, documents: int = 10_000, rounds: int = 3) -> dict[str, Any]:
     """Return the costs of every step."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
-        pool, news = read_paragraphs(base), sentences()
+        pool = paragraphs()
         for size in (FEW_PAGES, pages):
             write_crawl(base / f"crawl-{size}", pool, FILES, size // FILES)
         for size in (FEW, documents):
-            write_news(base / f"news-{size}", size, news)
-            (base / f"news-{size}" / "data.toml").write_text(NEWS, encoding="utf-8")
+            write_news(base / f"news-{size}", data, size)
         names = [f"crawl-{FEW_PAGES}", f"crawl-{pages}", f"news-{FEW}", f"news-{documents}"]
         for small in names[::2]:
             curation(base / small, base / f"first-{small}")  # compiles what is compiled once
