@@ -8,7 +8,9 @@ With other constants a row's lower bound is computed again; what its simulated p
 from __future__ import annotations
 
 import sys
+import tomllib
 from math import nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -30,36 +32,16 @@ if TYPE_CHECKING:
 
 
 class Constant(NamedTuple):
-    """A fitted constant: the GPU, cluster or program (a part of its name), bounds, value of who knows nothing.
-
-    That is nan where others of the same field are measured: their mean.
-    """
+    """A fitted constant, as planner_fit.toml says."""
 
     where: str
     low: float
     high: float
-    neutral: float
+    neutral: float = nan
 
 
-CONSTANTS: Final = {
-    "gpu clock A100": Constant("A100", 0.7, 1.0, nan),
-    "gpu clock H100-SXM5-80GB": Constant("H100-SXM5-80GB", 0.5, 1.0, nan),
-    "gpu clock H100-SXM5-96GB": Constant("H100-SXM5-96GB", 0.5, 1.0, nan),
-    "gpu clock H200": Constant("H200", 0.5, 1.0, nan),
-    "gpu clock B200": Constant("B200", 0.5, 1.0, nan),
-    "gpu fp8": Constant("H100|H200|B200", 0.7, 1.2, 1.0),
-    "gpu launch_seconds": Constant("A100", 10e-6, 50e-6, 25e-6),
-    "gpu socket_skew": Constant("A100", 1.0, 1.5, 1.2),
-    "gpu link": Constant("jean-zay", 0.2, 1.0, 0.78),
-    "program attention_share": Constant("llm-foundry", 0.2, 1.0, 1.0),
-    "program attention_backward": Constant("llm-foundry", 2.0, 8.0, 2.5),
-    "program attention_head": Constant("llm-foundry", 0.0, 60.0, 24.0),
-    "program prefetch_share llm-foundry": Constant("llm-foundry", 0.0, 1.0, 0.5),
-    "program prefetch_share torchtitan": Constant("torchtitan", 0.0, 1.0, 0.5),
-    "program hop_seconds": Constant("megatron-deepspeed-2021", 0.0, 20e-3, 0.0),
-    "module COPIED_SHARE": Constant("", 0.3, 1.0, 0.9),
-    "module MISALIGNED": Constant("", 0.05, 1.0, 1.0),
-}
+TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CONSTANTS: Final = {name: Constant(**fields) for name, fields in TABLE.items()}
 MODULES: Final[dict[str, Any]] = {"COPIED_SHARE": layer, "MISALIGNED": products}
 SOFT: Final = 0.05
 """Log errors beyond this count linearly, not squared: rows deviate for reasons of their own."""

@@ -9,7 +9,7 @@
 A row is a run: hardware, model shape, layout, program, and what was measured, any of step_seconds, tokens_per_s_per_gpu
 and tflops_per_gpu with its tflops_kind, and memory_gb. Hardware and network choose the cluster, the software the
 program. A row that cannot be predicted says why in ``why_not``. Words are those of the files in tests/data and of
-VIA-Research/vTrain, whose own columns are read too.
+VIA-Research/vTrain, whose own columns are read too; planner_rows.toml has them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,34 +32,8 @@ from mtnlg_parallel.planner.programs import Software, load_software
 from mtnlg_parallel.planner.run import Run, run_error
 from mtnlg_parallel.planner.step import predict
 
-Patterns = tuple[tuple[str, Any], ...]
-"""The first pattern that a cell has, and what it means."""
-
-PROGRAMS: Final[Patterns] = (
-    (r"NeMo|Megatron-Bridge", "megatron-core"),
-    (r"torchtitan", "torchtitan"),
-    (r"llm-foundry", "llm-foundry"),
-    (r"bigscience", "megatron-deepspeed-bloom"),
-    (r"Megatron-DeepSpeed", "megatron-deepspeed"),
-    (r"Megatron-LM 2022", "megatron-lm"),
-    (r"Megatron-LM", "megatron-lm-2021"),
-)
-RECOMPUTED: Final[Patterns] = (
-    (r"selective op", "operators"),
-    (r"selective layer", "alternate"),
-    (r"selective", "selective"),
-    (r"full", "full"),
-    (r"none", "none"),
-)
-PRECISIONS: Final[Patterns] = ((r"fp8|float8", "fp8"), (r"fp16(?! gradients)|^fp16", "fp16"), (r"bf16", "bf16"))
-SLICED: Final[Patterns] = ((r"yes", True), (r"no", False))
-SHARDED: Final[Patterns] = (  # the ZeRO stage
-    (r"SHARD_GRAD_OP", 2),
-    (r"FSDP", 3),
-    (r"ZeRO-1|distributed optimizer", 1),
-    (r"none", 0),
-)
-NEMO: Final = r"NeMo|Megatron-Bridge"
+WORDS: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""What the words of a column mean."""
 
 CUDNN_SINCE: Final = "24.09"
 """NeMo's release from which its published runs name cuDNN's attention (NVTE_FUSED_ATTN in their launch scripts).
@@ -73,13 +48,6 @@ UNPADDED: Final = ("torchtitan", "llm-foundry")
 """Programs that do not pad the vocabulary to a multiple of 128 tp, as Megatron does."""
 
 GPT2_TOKENS: Final = 50257
-SITES: Final = (
-    ("dgx-a100", r"Selene", "selene"),
-    ("dgx-a100", r"Omni-Path", "jean-zay"),
-    ("dgx-h100", r"RoCE", "hgx-h100-roce"),
-)
-"""A GPU's cluster, words of a network, and the cluster that has both."""
-
 RACKS: Final = ("gb200-nvl72",)
 """Clusters whose NVLink domain is a rack of servers: ``gpus_per_node`` is then a server's."""
 
@@ -96,27 +64,8 @@ COLUMNS: Final = (
     "error",
     "why_not",
 )
-VTRAIN: Final = {  # columns of VIA-Research/vTrain's files, and what they are here
-    "# GPUs": "gpus",
-    "global batch": "global_batch",
-    "micro batch": "micro_batch",
-    "hidden size": "hidden",
-    "attention heads": "heads",
-    "# layers": "layers",
-    "sequence length": "seq",
-    "tensor parallelism": "tp",
-    "data parallelism": "dp",
-    "pipeline parallelism": "pp",
-}
 VTRAIN_SECONDS: Final = "iteration time (ms)"
-VTRAIN_RUNS: Final = {  # what its files do not say
-    "hardware": "A100-80GB",
-    "software": "Megatron-DeepSpeed",
-    "arch": "gpt",
-    "precision": "fp16",
-    "recompute": "full",
-    "sharding": "none",
-}
+"""A column of VIA-Research/vTrain's files."""
 
 
 class Row(NamedTuple):
@@ -139,9 +88,9 @@ def read_rows(path: Path) -> list[Row]:
 
 def _row(cells: dict[str, str]) -> Row:
     if VTRAIN_SECONDS in cells:
-        rest = {name: text for name, text in cells.items() if name not in {*VTRAIN, VTRAIN_SECONDS}}
-        own = {name: cells[theirs] for theirs, name in VTRAIN.items()}
-        cells = rest | own | VTRAIN_RUNS | {"step_seconds": f"{float(cells[VTRAIN_SECONDS]) / 1e3:.7g}"}
+        columns, runs = WORDS["vtrain"]["columns"], WORDS["vtrain"]["runs"]
+        seconds = f"{float(cells.pop(VTRAIN_SECONDS)) / 1e3:.7g}"
+        cells = {columns.get(name, name): text for name, text in cells.items()} | runs | {"step_seconds": seconds}
     try:
         return Row(cells, _published(cells))
     except ValidationError as error:
@@ -161,8 +110,8 @@ def _published(cells: dict[str, str]) -> Run:
     return run
 
 
-def _find(patterns: Patterns, cells: dict[str, str], column: str) -> Any:  # noqa: ANN401
-    for pattern, value in patterns:
+def _find(cells: dict[str, str], column: str) -> Any:  # noqa: ANN401
+    for pattern, value in WORDS[column].items():
         if re.search(pattern, cells[column]):
             return value
     raise ValueError(f"{column} {cells[column]!r} is not known to the planner")
@@ -174,17 +123,17 @@ def _count(cells: dict[str, str], column: str, default: int = 1) -> int:
 
 def _run(cells: dict[str, str], software: Software, cluster: Cluster) -> Run:
     tp, pp, cp, dp = (_count(cells, axis) for axis in ("tp", "pp", "cp", "dp"))
-    sliced = _find(SLICED, cells, "sequence_parallel") if cells.get("sequence_parallel") else software.slices_sequence
-    zero, shards = _find(SHARDED, cells, "sharding"), re.search(r"x(\d+)", cells["sharding"])
+    sliced = _find(cells, "sequence_parallel") if cells.get("sequence_parallel") else software.slices_sequence
+    zero, shards = _find(cells, "sharding"), re.search(r"x(\d+)", cells["sharding"])
     return Run(
         model=_model(cells, tp, pads_vocabulary=software.name not in UNPADDED),
         layout=Layout(tp=tp, cp=cp, pp=pp, dp=dp),
         batch=_count(cells, "global_batch"),
         micro_batch=_count(cells, "micro_batch"),
-        recompute=_find(RECOMPUTED, cells, "recompute"),
+        recompute=_find(cells, "recompute"),
         sequence_parallel=tp > 1 and sliced,
         zero=zero,
-        precision=_find(PRECISIONS, cells, "precision"),
+        precision=_find(cells, "precision"),
         shards=int(shards[1]) * cp if shards else None,
         software=software,
         cluster=cluster,
@@ -226,11 +175,11 @@ def padded(tokens: int, tp: int) -> int:
 
 
 def _program(cells: dict[str, str]) -> Software:
-    name, precision, software = _find(PROGRAMS, cells, "software"), cells["precision"], cells["software"]
+    name, precision, software = _find(cells, "software"), cells["precision"], cells["software"]
     if name == "megatron-deepspeed" and "MT-NLG" in (cells.get("model") or ""):
         name = "megatron-deepspeed-2021"
     changes: dict[str, bool | int] = {}
-    if re.search(NEMO, software):
+    if name == "megatron-core":
         release = max(re.findall(r"\b2\d\.\d\d\b", software), default=CUDNN_SINCE)
         changes = {"master_bytes": 2, "native_attention": release >= CUDNN_SINCE}
     if name == "torchtitan":
@@ -250,9 +199,8 @@ def _cluster(cells: dict[str, str]) -> Cluster:
     name, network = cluster_with(cells["hardware"]), cells.get("network") or ""
     if name is None:
         raise ValueError(f"hardware {cells['hardware']!r} is not known to the planner")
-    cluster = load_cluster(
-        next((site for gpu, words, site in SITES if gpu == name and re.search(words, network)), name)
-    )
+    sites = WORDS["network"].get(name, {}).items()
+    cluster = load_cluster(next((site for words, site in sites if re.search(words, network)), name))
     gpus = _count(cells, "gpus_per_node", cluster.node.gpus)
     share = (network_bandwidth(network, gpus) or cluster.network_share * gpus) / gpus
     domain = cluster.node.gpus if cluster.name in RACKS else gpus
