@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import tomllib
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import NamedTuple
@@ -46,21 +47,8 @@ class Cause(NamedTuple):
     node_lost: bool = True
 
 
-CAUSES = (  # Grattafiori et al. 2024 (arXiv 2407.21783), table 5; which of them hang, or lose a node, is our reading
-    Cause("faulty GPU", 148),
-    Cause("HBM3 memory", 72),
-    Cause("software bug", 54, node_lost=False),
-    Cause("network switch or cable", 35, hangs=True),
-    Cause("unplanned host maintenance", 32),
-    Cause("GPU SRAM memory", 19),
-    Cause("GPU system processor", 17),
-    Cause("network interface", 7, hangs=True),
-    Cause("NCCL watchdog timeout", 7, hangs=True, node_lost=False),
-    Cause("silent data corruption", 6),
-    Cause("GPU thermal interface or sensor", 6),
-    Cause("SSD, power supply, chassis, board, processor, memory", 14),
-    Cause("dependency", 2, node_lost=False),
-)
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CAUSES = [Cause(name, **fields) for name, fields in TABLE.items()]
 
 
 class Rate(NamedTuple):
@@ -138,7 +126,9 @@ def simulate(policy: Policy, site: Site, rate: float, seed: int = SEED) -> Share
         # A checkpoint counts from when it is whole, which takes as long as writing it.
         reached = step + int(max(0.0, trained - site.write) / cost)
         step = max(step, reached // every * every)
-        wait = _wait(policy, site, cause)
+        # A job whose node is lost fails once more where it was, and is requeued without the node.
+        again = site.processes + site.groups + site.notice + site.queue
+        wait = policy.person or (again if cause.node_lost else 0.0)
         notice = site.hang if cause.hangs else site.notice
         training += trained
         starting += min(alive, start)
@@ -148,13 +138,6 @@ def simulate(policy: Policy, site: Site, rate: float, seed: int = SEED) -> Share
     useful, stalls = step * STEP_SECONDS, taken * (cost - STEP_SECONDS)
     lost = training - stalls - useful
     return Shares(*(seconds / now for seconds in (useful, lost, noticing, waiting, starting, stalls)))
-
-
-def _wait(policy: Policy, site: Site, cause: Cause) -> float:
-    """Seconds until the ranks start again."""
-    if cause.node_lost and not policy.person:  # it fails once more where it was, and is requeued without the node
-        return site.processes + site.groups + site.notice + site.queue
-    return policy.person
 
 
 def render() -> str:
