@@ -24,7 +24,6 @@ a first run that imports and compiles, and ``ratios_with_start`` of a process fo
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import re
@@ -40,7 +39,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 import pyarrow.parquet as pq
 
 from record import articles as read_articles
-from record import cpu_seconds, megabytes_of, rates, ratios, run, spread, time_rounds
+from record import cpu_seconds, megabytes_of, rates, ratios, run, spread, time_on_shard, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +53,8 @@ SENTENCES = 12
 
 def make_corpus(articles: list[str], count: int) -> tuple[list[Document], dict[str, float]]:
     """Return shuffled documents, and by original the Jaccard similarity of its changed copy."""
-    from mtnlg_data.schema import Document  # noqa: PLC0415  (no peer's process is to import it)
+    from known_crawl import jaccard, shingles  # noqa: PLC0415  (no peer's process is to import it)
+    from mtnlg_data.schema import Document  # noqa: PLC0415
 
     draw = random.Random(1)
     sentences = [sentence + "." for text in articles for sentence in text.split(". ")]
@@ -68,18 +68,9 @@ def make_corpus(articles: list[str], count: int) -> tuple[list[Document], dict[s
             for _ in range(max(1, round(len(changed) * draw.uniform(0, 0.04)))):
                 changed[draw.randrange(len(changed))] = draw.choice(words)
             documents.append(Document(f"{number}-copy", "web", " ".join(changed)))
-            similar[f"{number}"] = jaccard(text, documents[-1].text)
+            similar[f"{number}"] = jaccard(shingles(text), shingles(documents[-1].text))
     draw.shuffle(documents)
     return documents, similar
-
-
-def jaccard(one: str, other: str) -> float:
-    """Return the Jaccard similarity of the two sets of word 5-grams."""
-    sets = []
-    for text in (one, other):
-        words = re.findall(r"\w+", text.lower())
-        sets.append({tuple(words[i : i + 5]) for i in range(len(words) - 4)})
-    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
 
 
 def ours(shard: Path, out: Path) -> set[str]:
@@ -175,7 +166,6 @@ def quality(survivors: set[str], documents: list[Document], similar: dict[str, f
         "recall_of_pairs_of_0.8": round(len(found) / len(true), 4),
         "removed": len(removed),
         "removed_below_0.8": len({name.removesuffix("-copy") for name in removed} - true),
-        "both_of_a_pair_removed": sum({name, f"{name}-copy"} <= removed for name in similar),
     }
 
 
@@ -183,25 +173,13 @@ def measure(
     articles: Path, documents: int = 5000, sides: tuple[str, ...] = tuple(SIDES), rounds: int = 5
 ) -> dict[str, Any]:
     """Deduplicate so many documents."""
-    from mtnlg_data.document import write_documents  # noqa: PLC0415
-
     made, similar = make_corpus(read_articles(articles), documents)
     megabytes = megabytes_of(document.text for document in made)
-    survivors: dict[str, set[str]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        shard, small = (Path(scratch) / name / "web-00000.parquet" for name in ("in", "small"))
-        write_documents(shard, made)
-        write_documents(small, made[:600])
-
-        def deduplicate(name: str, source: Path) -> None:
-            survivors[name] = SIDES[name](source, out)
-
-        out = Path(scratch) / "out"
-        # The first compiles and imports what the first use needs, verification of pairs too.
-        time_rounds({name: partial(deduplicate, name, small) for name in sides}, 1, out=out)
-        gc.freeze()  # neither side is to look through the corpus and what the other has imported
-        cpu = time_rounds({name: partial(deduplicate, name, shard) for name in sides}, rounds, cpu_seconds, out)
-        whole = time_rounds({name: partial(run_side, name, shard, out) for name in sides}, rounds, cpu_seconds, out)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        cpu, survivors = time_on_shard({side: SIDES[side] for side in sides}, made, rounds, scratch)
+        shard, out = scratch / "in" / "web-00000.parquet", scratch / "out"
+        whole = time_rounds({side: partial(run_side, side, shard, out) for side in sides}, rounds, cpu_seconds, out)
     return {
         **{
             key: {name: spread(ratios(each, seconds[base])) for name, each in seconds.items() if name != base}
@@ -215,8 +193,6 @@ def measure(
         "megabytes_per_second": rates(megabytes, cpu),
         "quality": {name: quality(kept, made, similar) for name, kept in survivors.items()},
         "documents": len(made),
-        "pairs": len(similar),
-        "pairs_of_0.8": sum(similarity >= 0.8 for similarity in similar.values()),
         "megabytes": round(megabytes, 3),
         "seconds_of_one_core": cpu,
         "seconds_with_start": whole,

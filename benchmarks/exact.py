@@ -39,12 +39,11 @@ from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 
 from deduplication import make_corpus
-from mtnlg_data.document import write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.job import run_step
 from mtnlg_data.steps.exact import Exact
 from record import articles as read_articles
-from record import megabytes_of, rates, ratios, run, spread, time_rounds
+from record import megabytes_of, rates, ratios, run, spread, time_on_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,14 +60,19 @@ def corpus(articles: list[str], count: int) -> list[Document]:
     return [document._replace(text=texts[document.id.removesuffix("-copy")]) for document in made]
 
 
-def ours(shard: Path, out: Path) -> Path:
-    """Deduplicate by mtnlg_data; return the folder of what is left."""
+def documents_of(folder: Path) -> int:
+    """Return the number of documents in a folder's Parquet files."""
+    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+
+
+def ours(shard: Path, out: Path) -> int:
+    """Deduplicate by mtnlg_data; return the number of documents left."""
     run_step(Exact(kinds=["documents"], shortest=1), [shard], out, Local(1))
-    return out
+    return documents_of(out)
 
 
-def theirs(shard: Path, out: Path) -> Path:
-    """Deduplicate by datatrove; return the folder of what is left."""
+def theirs(shard: Path, out: Path) -> int:
+    """Deduplicate by datatrove; return the number of documents left."""
     signatures, repeats = str(out / "signatures"), str(out / "repeats")
 
     def read() -> ParquetReader:
@@ -82,15 +86,15 @@ def theirs(shard: Path, out: Path) -> Path:
     )
     for number, pipeline in enumerate(pipelines):
         LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(out / f"log-{number}")).run()
-    return out / "kept"
+    return documents_of(out / "kept")
 
 
-def polars(shard: Path, out: Path) -> Path:
-    """Deduplicate by polars; return the folder of what is left."""
+def polars(shard: Path, out: Path) -> int:
+    """Deduplicate by polars; return the number of documents left."""
     out.mkdir(parents=True)
     unique = pl.read_parquet(shard).unique("text", keep="first", maintain_order=True)
     unique.write_parquet(out / "kept.parquet", compression="zstd", compression_level=3)
-    return out
+    return documents_of(out)
 
 
 DISTINCT = "SELECT DISTINCT ON (text) * FROM '{shard}'"
@@ -99,16 +103,16 @@ BY_HASH = """SELECT texts.* EXCLUDE file_row_number FROM read_parquet('{shard}',
 ) ON file_row_number = first"""
 
 
-def duck(shard: Path, out: Path, *, query: str) -> Path:
-    """Deduplicate by a query of DuckDB; return the folder of what is left."""
+def duck(shard: Path, out: Path, *, query: str) -> int:
+    """Deduplicate by a query of DuckDB; return the number of documents left."""
     out.mkdir(parents=True)
     options = "FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3"
     with duckdb.connect(config={"threads": 1}) as connection:
         connection.execute(f"COPY ({query.format(shard=shard)}) TO '{out / 'kept.parquet'}' ({options})")
-    return out
+    return documents_of(out)
 
 
-SIDES: dict[str, Callable[[Path, Path], Path]] = {
+SIDES: dict[str, Callable[[Path, Path], int]] = {
     "mtnlg_data": ours,
     "datatrove": theirs,
     "polars": polars,
@@ -117,43 +121,19 @@ SIDES: dict[str, Callable[[Path, Path], Path]] = {
 }
 
 
-def compare(shards: tuple[Path, Path], out: Path, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return CPU seconds by side and round, and what each side leaves; the first shard warms up."""
-    left: dict[str, Any] = {}
-
-    def count(name: str) -> None:
-        texts = [text for path in SIDES[name](shards[1], out).glob("*.parquet") for text in read_texts(path)]
-        left[name] = {"documents": len(texts), "characters": sum(map(len, texts)), "texts": sorted(texts)}
-
-    time_rounds({name: partial(side, shards[0], out) for name, side in SIDES.items()}, 1, out=out)
-    seconds = time_rounds({name: partial(side, shards[1], out) for name, side in SIDES.items()}, rounds, out=out)
-    time_rounds({name: partial(count, name) for name in SIDES}, 1, out=out)
-    kept = [figures.pop("texts") for figures in left.values()]
-    return seconds, {**left, "the same texts": all(texts == kept[0] for texts in kept)}
-
-
-def read_texts(path: Path) -> list[str]:
-    """Return the texts of a Parquet file."""
-    texts: list[str] = pq.read_table(path)["text"].to_pylist()
-    return texts
-
-
 def measure(articles: Path, documents: int = 5000, rounds: int = 5) -> dict[str, Any]:
     """Deduplicate so many documents."""
     made = corpus(read_articles(articles), documents)
     megabytes = megabytes_of(document.text for document in made)
     with tempfile.TemporaryDirectory() as scratch:
-        shards = (Path(scratch) / "small" / "web-00000.parquet", Path(scratch) / "in" / "web-00000.parquet")
-        for path, part in zip(shards, (made[:300], made), strict=True):
-            write_documents(path, part)
-        seconds, left = compare(shards, Path(scratch) / "out", rounds)
+        seconds, left = time_on_shard(SIDES, made, rounds, Path(scratch))
     return {
         "ratios": {name: spread(ratios(each, seconds["mtnlg_data"])) for name, each in seconds.items()},
         "megabytes_per_second": rates(megabytes, seconds),
-        "left": left,
+        "documents_left": left,
         "documents": len(made),
         "megabytes": round(megabytes, 3),
-        "rounds": rounds,
+        "seconds_of_one_core": seconds,
     }
 
 

@@ -45,7 +45,6 @@ from datatrove.utils import word_tokenizers
 from datatrove.utils.typeshelper import Languages
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-from mtnlg_data.document import write_documents
 from mtnlg_data.engine import Local
 from mtnlg_data.filters import c4
 from mtnlg_data.filters.decisions import KEPT, DocumentFilter
@@ -55,7 +54,7 @@ from mtnlg_data.job import run_step
 from mtnlg_data.schema import Document
 from mtnlg_data.steps.filter import Filter
 from mtnlg_data.text.characters import character_table
-from record import articles, cpu_seconds, megabytes_of, rates, ratios, run, spread, time_rounds
+from record import articles, megabytes_of, rates, ratios, run, spread, time_on_shard
 
 SETTINGS = FilterSettings.model_validate(
     {"c4_fewest_words": 3, "c4_fewest_sentences": 5, "fineweb_duplicate_line_characters": 0.01}
@@ -161,15 +160,10 @@ def measure(data: Path, copies: int = 3, rounds: int = 5) -> dict[str, Any]:
     """Compare seconds on ``copies`` of the texts, and decisions."""
     texts = real_texts(data)
     megabytes = copies * megabytes_of(texts)
+    documents = [Document(f"{n}", "web", text) for n, text in enumerate(texts * copies)]
+    sides = {name: partial(run_filters, name) for name in SIDES}
     with tempfile.TemporaryDirectory() as scratch:
-        shard, small, out = (
-            Path(scratch) / name for name in ("in/web-00000.parquet", "small/web-00000.parquet", "out")
-        )
-        for path, part in ((shard, texts * copies), (small, texts[:50])):
-            write_documents(path, (Document(f"{n}", "web", text) for n, text in enumerate(part)))
-        first, later = ({name: partial(run_filters, name, each, out) for name in SIDES} for each in (small, shard))
-        time_rounds(first, 1, out=out)  # imports and fills caches
-        seconds = time_rounds(later, rounds, cpu_seconds, out)
+        seconds, _ = time_on_shard(sides, documents, rounds, Path(scratch))
     return {
         "against_plain": spread(ratios(seconds["datatrove_plain"], seconds["mtnlg_data"])),
         "against_spacy": spread(ratios(seconds["datatrove_spacy"], seconds["mtnlg_data"])),

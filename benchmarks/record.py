@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
@@ -15,12 +16,15 @@ import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from mtnlg_data.schema import Document
 
 NVIDIA_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
@@ -131,6 +135,29 @@ def time_rounds(
     return seconds
 
 
+def time_on_shard(
+    sides: Mapping[str, Callable[[Path, Path], Any]], documents: Sequence[Document], rounds: int, scratch: Path
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Return CPU seconds and results of sides that work on a Parquet file of documents, in/web-00000.parquet.
+
+    They get its path and that of a folder to write into. Before, all run once on a few hundred documents, which imports
+    and compiles what the first use needs.
+    """
+    from mtnlg_data.document import write_documents  # noqa: PLC0415  (most benchmarks do without)
+
+    out, results, seconds = scratch / "out", dict[str, Any](), dict[str, list[float]]()
+
+    def run_side(name: str, shard: Path) -> None:
+        results[name] = sides[name](shard, out)
+
+    for folder, part, times in (("small", documents[:600], 1), ("in", documents, rounds)):
+        shard = scratch / folder / "web-00000.parquet"
+        write_documents(shard, part)
+        gc.freeze()  # no side is to look through the corpus and what the others have imported
+        seconds = time_rounds({name: partial(run_side, name, shard) for name in sides}, times, cpu_seconds, out)
+    return seconds, results
+
+
 def cpu_seconds() -> float:
     """Return CPU seconds of this process and of its children that have ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -169,6 +196,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {name: round(figure, 5) for name, figure in figures.items()}
 
 
-def rates(megabytes: float, seconds: Mapping[str, Sequence[float]], digits: int = 2) -> dict[str, float]:
+def rates(megabytes: float, seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return each side's megabytes per second, by the median of its rounds."""
-    return {name: round(megabytes / statistics.median(rounds), digits) for name, rounds in seconds.items()}
+    return {name: round(megabytes / statistics.median(rounds), 2) for name, rounds in seconds.items()}
