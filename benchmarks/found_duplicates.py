@@ -9,8 +9,8 @@ of its family reaches the threshold.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from itertools import chain, combinations
+from collections import defaultdict
+from itertools import chain, combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,45 +76,33 @@ def judge(out: Path, truth: Path, pages_a_file: int, threshold: float, theory: t
     for page in sampled.tolist():
         if page in sets:
             members[int(family[page])].append(page)
-    pairs: Counter[float] = Counter()
-    found: Counter[float] = Counter()
-    expected: Counter[float] = Counter()
-    nearest = {page: jaccard(sets[page], sets[int(ledger.kept[page])]) for page in removed_of(sets, ledger)}
-    bands, rows = theory
+    nearest = {page: jaccard(sets[page], sets[kept]) for page in sets if (kept := int(ledger.kept[page])) in sets}
+    pairs: list[tuple[float, bool]] = []
     for of_family in members.values():
         for one, other in combinations(of_family, 2):
             similarity = jaccard(sets[one], sets[other])
-            for page in (one, other):
-                if page in nearest:
-                    nearest[page] = max(nearest[page], similarity)
+            for page in {one, other} & nearest.keys():
+                nearest[page] = max(nearest[page], similarity)
             if similarity >= threshold:
-                step = max(least for least in CLASSES if similarity >= least)
-                pairs[step] += 1
-                found[step] += ledger.component[one] == ledger.component[other] != NONE
-                expected[step] += 1 - (1 - similarity**rows) ** bands  # type: ignore[assignment]
+                pairs.append((similarity, ledger.component[one] == ledger.component[other] != NONE))
+    similarities, found = np.array(pairs).T
+    expected = 1 - (1 - similarities ** theory[1]) ** theory[0]
+    recall_by_similarity = {}
+    for least, next_least in pairwise((*CLASSES, 2.0)):
+        of_class = (similarities >= least) & (similarities < next_least)
+        if of_class.any():
+            figures = {"recall": found[of_class].mean(), "lsh_alone": expected[of_class].mean()}
+            recall_by_similarity[f"{least:g}"] = {"pairs": int(of_class.sum()), **figures}
     wrong = [page for page, similarity in nearest.items() if similarity < threshold]
     return {
         "pages_removed": len(removed),
         "removed_for_one_of_another_family": len(strange),
-        "pairs": sum(pairs.values()),
-        "recall": sum(found.values()) / max(1, sum(pairs.values())),
-        "recall_by_similarity": {
-            f"{least:g}": {
-                "pairs": pairs[least],
-                "recall": round(found[least] / pairs[least], 4),
-                "lsh_alone": round(expected[least] / pairs[least], 4),
-            }
-            for least in CLASSES
-            if pairs[least]
-        },
+        "pairs": len(pairs),
+        "recall": found.mean(),
+        "recall_by_similarity": recall_by_similarity,
         "removed_judged": len(nearest),
         "precision": 1 - len(wrong) / max(1, len(nearest)),
     }
-
-
-def removed_of(sets: dict[int, Any], ledger: Ledger) -> Iterator[int]:
-    """Those of these pages that were removed, for another one of these."""
-    return (page for page in sets if int(ledger.kept[page]) in sets)
 
 
 def sample(family: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -32,7 +32,6 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-ORIGINAL, EXACT, NEAR, TEMPLATE = "original", "exact", "near", "template"
 CHANGES = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05)  # shares of words: Jaccard similarities of about 0.95 to 0.63
 FIRST, TEMPLATE_FAMILY = 0, -1
 SHINGLE = 5  # words
@@ -72,7 +71,6 @@ class Page(NamedTuple):
 
     number: int
     family: int  # the page that is its original, or ``TEMPLATE_FAMILY``
-    kind: str
     changed: float  # share of words replaced
 
 
@@ -100,17 +98,17 @@ class KnownCrawl:
         draw = self._draw(number, 0)
         turn = draw.random()
         if number == FIRST or turn < 0.62:
-            return Page(number, number, ORIGINAL, 0.0)
+            return Page(number, number, 0.0)
         if turn < 0.65:
-            return Page(number, TEMPLATE_FAMILY, TEMPLATE, 0.0)
+            return Page(number, TEMPLATE_FAMILY, 0.0)
         family = int((number + 1) ** draw.random()) - 1
         while family and self._draw(family, 0).random() >= 0.62:
             family -= 1
-        return Page(number, family, *((EXACT, 0.0) if turn < 0.79 else (NEAR, draw.choice(CHANGES))))
+        return Page(number, family, 0.0 if turn < 0.79 else draw.choice(CHANGES))
 
     def main(self, page: Page) -> list[bytes]:
         """The main text of a page: paragraphs, escaped for HTML."""
-        if page.kind == TEMPLATE:
+        if page.family == TEMPLATE_FAMILY:
             draw = self._draw(page.number, 1)
             return [*self._template, *draw.choices(self._pool, k=draw.randint(1, 4))]
         draw = self._draw(page.family, 1)
