@@ -92,17 +92,13 @@ def write_pages(folder: Path, crawl: KnownCrawl, megabytes: float, samples: list
     return size
 
 
-def ours(pages: Path, out: Path) -> dict[str, int]:
-    """Run mtnlg_data; return documents and characters that each part leaves, and tokens."""
+def ours(pages: Path, out: Path) -> int:
+    """Run mtnlg_data; return the number of tokens."""
     summary = curate(load_recipe(pages / "data.toml", folder=pages), out, Local(1))
-    left: dict[str, int] = {}
-    for stage in summary["stages"]:
-        if stage["name"] in {"extract", "filter", "deduplicate"}:
-            left |= {f"{stage['name']}: {unit}": stage[f"{unit}_out"] for unit in ("documents", "characters")}
-    return {**left, "tokens": sum(source["tokens"] for source in summary["tokens"].values())}
+    return sum(source["tokens"] for source in summary["tokens"].values())
 
 
-def theirs(pages: Path, out: Path) -> dict[str, int]:
+def theirs(pages: Path, out: Path) -> int:
     """Run datatrove; return the same."""
     reader = WarcReader(str(pages / "crawl"), glob_pattern="*.warc.gz")
     text, tokens = out / "text", out / "tokens"
@@ -114,36 +110,19 @@ def theirs(pages: Path, out: Path) -> dict[str, int]:
     )
     stays = MinhashDedupFilter(str(out / "clusters"))
     _execute([ParquetReader(str(text)), stays, tokenizer], out / "log-tokens")
-    extracted, *_, forwarded = _stats(out / "log-text")[1:]
-    _, kept, encoded = _stats(out / "log-tokens")
-    return {
-        "extract: documents": _total(extracted, "forwarded"),
-        "extract: characters": _total(extracted, "doc_len"),
-        "filter: documents": _total(forwarded, "total"),
-        "filter: characters": _total(forwarded, "doc_len"),
-        "deduplicate: documents": _total(kept, "forwarded"),
-        "tokens": _total(encoded, "tokens"),
-    }
+    *_, encoded = json.loads((out / "log-tokens" / "stats.json").read_text())
+    return int(encoded["stats"]["tokens"]["total"])
 
 
 def _execute(pipeline: list[Any], log: Path) -> None:
     LocalPipelineExecutor(pipeline, tasks=1, workers=1, logging_dir=str(log)).run()
 
 
-def _stats(log: Path) -> list[dict[str, Any]]:
-    """What each step of a pipeline counted."""
-    return [step["stats"] for step in json.loads((log / "stats.json").read_text())]
-
-
-def _total(stats: dict[str, Any], name: str) -> int:
-    return int(stats[name]["total"] if isinstance(stats[name], dict) else stats[name])
-
-
 def measure(
     data: Path, method: str = "trafilatura", megabytes: float = 40.0, rounds: int = 3, scratch: Path | None = None
 ) -> dict[str, Any]:
     """Curate so much HTML by both; ``method`` is our extractor, datatrove's is Trafilatura."""
-    left: dict[str, dict[str, int]] = {}
+    tokens: dict[str, int] = {}
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         folder, crawl = Path(name), KnownCrawl(paragraphs())
         read_tokenizer([data / "gpt2" / "encoder.json", data / "gpt2" / "vocab.bpe"]).save(
@@ -155,15 +134,15 @@ def measure(
         ours(folder / "small", folder / "warm-ours")
         theirs(folder / "small", folder / "warm-theirs")
 
-        def go(side: str, curate: Callable[[Path, Path], dict[str, int]]) -> None:
-            left[side] = curate(folder / "pages", folder / "out")
+        def go(side: str, curate: Callable[[Path, Path], int]) -> None:
+            tokens[side] = curate(folder / "pages", folder / "out")
 
         sides = {side: partial(go, side, each) for side, each in (("mtnlg_data", ours), ("datatrove", theirs))}
         cpu = time_rounds(sides, rounds, cpu_seconds, folder / "out")
     return {
         "ratio": spread(ratios(cpu["datatrove"], cpu["mtnlg_data"])),
         "megabytes_per_second": rates(size / 1e6, cpu),
-        "left": left,
+        "tokens": tokens,
         "method": method,
         "megabytes": round(size / 1e6, 3),
         "rounds": rounds,
