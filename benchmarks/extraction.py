@@ -4,10 +4,10 @@
 # ///
 """The text of HTML pages: mtnlg_data against jusText, one core, with the same text byte for byte.
 
-    python benchmarks/extraction.py DATA [FOLDER ...] [--every 4] [--rounds 7] [--out FILE]
+    python benchmarks/extraction.py DATA [--every 4] [--rounds 7] [--out FILE]
 
-DATA holds extraction/**/*.html* and web/**/*.warc*; the folders hold other HTML files, such as manuals. First, the
-texts of all pages are compared with jusText's, by origin. Then every fourth page is timed. Both sides turn decoded
+DATA holds extraction/**/*.html.gz and web/**/*.warc*. First, the texts of all pages are compared with jusText's, by
+origin. Then every fourth page is timed. Both sides turn decoded
 pages into the paragraphs that are not boilerplate; resiliparse, which a recipe may choose instead, extracts other
 texts. "step" is all that the step extract does with a page: it decodes bytes, finds the language and extracts the text.
 """
@@ -15,7 +15,6 @@ texts. "step" is all that the step extract does with a page: it decodes bytes, f
 from __future__ import annotations
 
 import gzip
-import statistics
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from mtnlg_data.sources import Record, SourceFile, read_records
 from record import megabytes_of, rates, ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Any
 
@@ -39,25 +38,16 @@ SETTINGS, ANY_LANGUAGE = BoilerplateSettings(), ExtractSettings(languages=())
 STOP_WORDS = justext.get_stoplist("English")
 
 
-LARGEST = 2_000_000  # bytes of a page
-
-
-def read_pages(data: Path, folders: Sequence[Path]) -> dict[str, dict[str, str]]:
-    """Return every page by its origin and name, decoded."""
+def read_pages(data: Path) -> dict[str, str]:
+    """Return every page by its name, decoded."""
     files = [SourceFile("web", path, path.name, "warc") for path in sorted(data.glob("web/**/*.warc*"))]
-    records = [record for file in files for record in read_records(file) if isinstance(record, Record)]
-    crawled = {str(n): decode_html(r.content, r.charset) for n, r in enumerate(records) if isinstance(r.content, bytes)}
-    pages = {"crawled": crawled}
-    for folder in (*sorted(data.glob("extraction/*/")), *folders):
-        found = [path for path in sorted(folder.rglob("*.htm*")) if path.is_file() and path.stat().st_size < LARGEST]
-        raw = ((path, gzip.open if path.suffix == ".gz" else open) for path in found)
-        pages[folder.name] = {str(path.relative_to(folder)): decode_html(_read(path, how), None) for path, how in raw}
+    pages = {}
+    for number, record in enumerate(record for file in files for record in read_records(file)):
+        if isinstance(record, Record) and isinstance(record.content, bytes):
+            pages[f"web {number}"] = decode_html(record.content, record.charset)
+    for path in sorted(data.glob("extraction/**/*.html.gz")):
+        pages[str(path.relative_to(data))] = decode_html(gzip.decompress(path.read_bytes()), None)
     return pages
-
-
-def _read(path: Path, how: Callable[..., Any]) -> bytes:
-    with how(path, "rb") as file:
-        return bytes(file.read())
 
 
 def ours(page: str) -> str:
@@ -99,28 +89,23 @@ EXTRACTORS: dict[str, Callable[[str], object]] = {
 }
 
 
-def measure(data: Path, *folders: Path, every: int = 4, rounds: int = 7) -> dict[str, Any]:
-    """Compare all pages, also of other ``folders``; time one of so many."""
-    by_origin = read_pages(data, folders)
-    differing = {origin: [n for n, page in pages.items() if not same_text(page)] for origin, pages in by_origin.items()}
-    pages = [page for pages in by_origin.values() for page in pages.values()]
-    timed = pages[::every]
+def measure(data: Path, every: int = 4, rounds: int = 7) -> dict[str, Any]:
+    """Compare all pages; time one of so many."""
+    by_name = read_pages(data)
+    differing = [name for name, page in by_name.items() if not same_text(page)]
+    timed = list(by_name.values())[::every]
 
     def extract_all(extract: Callable[[str], object]) -> None:
         for page in timed:
             extract(page)
 
     seconds = time_rounds({name: partial(extract_all, extract) for name, extract in EXTRACTORS.items()}, rounds)
-    to_justext = {name: ratios(seconds["justext"], each) for name, each in seconds.items()}
     return {
-        "ratio": spread(to_justext["mtnlg_data"]),
-        "ratios_to_justext": {name: round(statistics.median(each), 2) for name, each in to_justext.items()},
+        "ratio": spread(ratios(seconds["justext"], seconds["mtnlg_data"])),
         "megabytes_per_second": rates(megabytes_of(timed), seconds),
         "step_against_resiliparse": spread(ratios(seconds["resiliparse"], seconds["step"])),
-        "pages_equal_to_justext": len(pages) - sum(map(len, differing.values())),
-        "pages": len(pages),
-        "pages_by_origin": {origin: len(pages) for origin, pages in by_origin.items()},
-        "differing": {origin: names for origin, names in differing.items() if names},
+        "pages": len(by_name),
+        "pages_that_differ_from_justext": differing,
         "pages_timed": len(timed),
         "megabytes": round(megabytes_of(timed), 3),
         "seconds_of_one_core": seconds,
