@@ -2,9 +2,9 @@
 
     python benchmarks/checkpoint_io.py [--rounds 5] [--folder DIR] [--out FILE]
 
-Every round runs every library once, in rotating order, so that other load costs all alike; the result has medians.
-mtnlg_model computes checksums and waits for the disk, as a checkpoint must. The others do neither, so each of them is
-timed as it is, and with an fsync of its files. Also timed: how long a background write blocks training.
+Every round runs every library once, so that other load costs all alike; the result has medians. mtnlg_model computes
+checksums and waits for the disk, as a checkpoint must. The others do neither. Also timed: how long a background write
+blocks training.
 
 Loading fills existing tensors, from files that are in memory.
 """
@@ -16,10 +16,9 @@ Loading fills existing tensors, from files that are in memory.
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.checkpoint.writer import CheckpointWriter
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import PRESETS
-from record import ratios, run, spread
+from record import ratios, run, spread, time_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,15 +41,8 @@ if TYPE_CHECKING:
     Ways = dict[str, Callable[[Path], object]]
 
 PRESET = "gpt2-medium"
+CLOCK = time.perf_counter
 PROGRESS = Progress(step=1, samples=1, tokens=1, loss=1.0, stream="", layout=Layout())
-
-
-def sync(folder: Path) -> None:
-    """Wait until every file under ``folder`` is on disk."""
-    for path in [folder, *folder.rglob("*")]:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
 
 
 def savers(decoder: Decoder, tokenizer: Path) -> Ways:
@@ -87,56 +79,39 @@ def blocking_seconds(decoder: Decoder, folder: Path) -> float:
     return seconds
 
 
-def rotated(ways: Ways, number: int) -> list[tuple[str, Callable[[Path], object]]]:
-    """Return the items, starting with the ``number``-th."""
-    listed, first = list(ways.items()), number % len(ways)
-    return listed[first:] + listed[:first]
-
-
-def compare(scratch: Path, rounds: int) -> dict[str, object]:
+def compare(scratch: Path, rounds: int) -> dict[str, Any]:
     """Time saving and loading in rounds; return all figures."""
     config = PRESETS[PRESET]
-    decoder, tokenizer = Decoder(config), scratch / "tokenizer.json"
+    decoder, tokenizer, out = Decoder(config), scratch / "tokenizer.json", scratch / "out"
     tokenizer.write_text("{}")
-    kinds = ("save", "save_and_sync", "load", "training_stands_still")
-    seconds: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
 
-    def note(kind: str, name: str, started: float) -> None:
-        seconds[kind].setdefault(name, []).append(round(time.perf_counter() - started, 4))
+    def save_by(save: Callable[[Path], object], folder: Path) -> None:
+        folder.mkdir()
+        save(folder)
 
-    for number in range(rounds):
-        for name, save in rotated(savers(decoder, tokenizer), number):
-            shutil.rmtree(scratch / name, ignore_errors=True)
-            (scratch / name).mkdir()
-            started = time.perf_counter()
-            save(scratch / name)
-            note("save", name, started)
-            sync(scratch / name)
-            note("save_and_sync", name, started)
-        shutil.rmtree(scratch / "background", ignore_errors=True)
-        name = "mtnlg_model, in the background"
-        seconds["training_stands_still"].setdefault(name, []).append(blocking_seconds(decoder, scratch / "background"))
-        for name, load in rotated(loaders(decoder), number):
-            started = time.perf_counter()
-            load(scratch / name)
-            note("load", name, started)
+    ways = savers(decoder, tokenizer)
+    seconds = {
+        "save": time_rounds({name: partial(save_by, save, out) for name, save in ways.items()}, rounds, CLOCK, out)
+    }
+    for name, save in ways.items():
+        save_by(save, scratch / name)
+    loads = {name: partial(load, scratch / name) for name, load in loaders(decoder).items()}
+    seconds["load"] = time_rounds(loads, rounds, CLOCK)
+    in_background = [blocking_seconds(decoder, scratch / f"background-{number}") for number in range(rounds)]
     return {
         **{
-            f"{kind}_against_safetensors": spread(ratios(seconds[kind]["safetensors"], seconds[kind]["mtnlg_model"]))
-            for kind in ("save", "save_and_sync", "load")
+            f"{kind}_against_safetensors": spread(ratios(each["safetensors"], each["mtnlg_model"]))
+            for kind, each in seconds.items()
         },
+        "training_stands_still_seconds": spread(in_background),
         "threads": torch.get_num_threads(),
         "model": {"preset": PRESET, "bytes": 4 * config.parameters},
-        **{
-            f"{kind}_seconds": {name: {**spread(each), "rounds": each} for name, each in of_kind.items()}
-            for kind, of_kind in seconds.items()
-        },
-        "rounds": rounds,
+        "seconds": seconds,
     }
 
 
 def measure(folder: Path | None = None, rounds: int = 5) -> dict[str, Any]:
-    """Compare in ``folder``, which needs 8 GB."""
+    """Compare in ``folder``, which needs 7 GB and 1.4 for each round."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         return compare(Path(name), rounds)
 
