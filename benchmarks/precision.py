@@ -8,38 +8,32 @@ rounding of sums, its seconds say nothing. Needs the tokens of a quickstart (``n
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import mtnlg_parallel
+from mtnlg_parallel.record.metrics import read_steps
 from record import run
 
+QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart"
 WINDOW = 20  # steps of which the mean loss is compared: single steps are of other samples each
 
 
-def train(precision: str, data: Path, steps: int, out: Path) -> list[dict[str, Any]]:
-    """Train in one process, ``dropout`` and all else as the quickstart; returns its steps."""
+def train(precision: str, data: Path, steps: int, out: Path) -> list[float]:
+    """Train in one process, ``dropout`` and all else as the quickstart; returns mean losses of consecutive windows."""
     changes = [f'train.precision="{precision}"', f'train.samples="{steps} steps"', "train.checkpoint_every=0"]
-    changes += ['train.engine="pipeline"', 'train.schedule="zero-bubble"']
-    words = [word for change in changes for word in ("--set", change)]
-    command = [sys.executable, "-m", "mtnlg_parallel.cli", "train", "recipes/quickstart", "--layout", "tp=1,pp=1,dp=1"]
-    subprocess.run([*command, "--data", str(data), "--out", str(out), *words], check=True, stdout=subprocess.DEVNULL)
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def window_means(steps: list[dict[str, Any]]) -> list[float]:
-    """Mean losses of consecutive windows."""
-    losses = [step["loss"] for step in steps if "loss" in step]
+    changes += ['train.engine="pipeline"', 'train.schedule="zero-bubble"', "layout.tp=1", "layout.pp=1"]
+    mtnlg_parallel.train(mtnlg_parallel.load_recipe(QUICKSTART, changes), data, out)
+    losses = [step["loss"] or nan for step in read_steps(out)]
     return [sum(losses[first : first + WINDOW]) / WINDOW for first in range(0, len(losses) - WINDOW + 1, WINDOW)]
 
 
 def measure(data: Path = Path("runs/quickstart/data"), steps: int = 508) -> dict[str, Any]:
     """Train in three precisions and compare the losses."""
     with TemporaryDirectory() as folder:
-        means = {each: window_means(train(each, data, steps, Path(folder, each))) for each in ("fp32", "bf16", "fp8")}
+        means = {each: train(each, data, steps, Path(folder, each)) for each in ("fp32", "bf16", "fp8")}
     difference = {
         name: max(abs(ours / bf16 - 1) for ours, bf16 in zip(means[name], means["bf16"], strict=True))
         for name in ("fp32", "fp8")
