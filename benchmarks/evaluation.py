@@ -28,7 +28,6 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import tokenizers
 import torch
@@ -38,10 +37,10 @@ from lm_eval.models.huggingface import HFLM
 from mtnlg_eval.evaluation import silence_lm_eval
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.scoring import decoder_lm
-from mtnlg_eval.scoring import fixed_order as fixed
 from mtnlg_eval.scoring.answer_store import AnswerStore
 from mtnlg_eval.scoring.cells import TaskOptions
 from mtnlg_eval.scoring.decoder_lm import TOKENS_PER_BATCH, LocalEngine
+from mtnlg_eval.scoring.fixed_order import fixed_order as in_fixed_order
 from mtnlg_eval.scoring.harness import Evaluation
 from mtnlg_eval.scoring.open_model import open_lm, open_model
 from mtnlg_eval.tasks.paper_task import paper_task
@@ -112,16 +111,6 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
     """Time of all tasks, lm-eval's own over ours, and the largest differences of answers: mutual, and from fp32."""
     lm = open_lm(open_model(checkpoint.directory))
     answers: dict[str, dict[tuple[str, str, int], tuple[float, bool]]] = {}
-    scoring: list[float] = []
-    score = lm.loglikelihood
-
-    def timed(*args: Any, **options: Any) -> Any:  # noqa: ANN401  (lm-eval's own)
-        started = CLOCK()
-        scores = score(*args, **options)
-        scoring.append(CLOCK() - started)
-        return scores
-
-    lm.loglikelihood = timed  # type: ignore[method-assign]
 
     def keep(side: str, task: str, samples: Iterable[dict[str, Any]]) -> None:
         answers.setdefault(side, {}).update(
@@ -161,7 +150,6 @@ def whole(checkpoint: Checkpoint, hf: HFLM, data: Path, documents: int, rounds: 
         **({"largest_difference_from_fp32": from_fp32} if GPU else {}),
         "same_greedy": all(own[1] == their[1] for own, their in pairs),
         "seconds": seconds,
-        "seconds_of_scoring": scoring[:rounds],
     }
 
 
@@ -178,10 +166,9 @@ def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int)
 
     module = vars(decoder_lm)
 
-    def score(order: Order, tile: int = fixed.TILE) -> None:
+    def score(order: Order) -> None:
         module["fixed_order"], lm.store = order, AnswerStore("benchmark")
-        with patch.object(decoder_lm, "TILE", tile), patch.object(fixed, "TILE", tile):
-            lm.score(requests)
+        lm.score(requests)
 
     def differing(order: Order) -> list[dict[str, Any]]:
         module["fixed_order"], scores = order, []
@@ -199,11 +186,10 @@ def fixed_order(checkpoint: Checkpoint, data: Path, documents: int, rounds: int)
     def free(_: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
 
-    sides = {"fixed": partial(score, fixed.fixed_order), "free": partial(score, free)}
-    sides["tiles of 2,048"] = partial(score, fixed.fixed_order, 2048)
+    sides = {"fixed": partial(score, in_fixed_order), "free": partial(score, free)}
     seconds = time_rounds(sides, rounds, time.perf_counter)
-    differ, differ_free = differing(fixed.fixed_order), differing(free)
-    module["fixed_order"] = fixed.fixed_order
+    differ, differ_free = differing(in_fixed_order), differing(free)
+    module["fixed_order"] = in_fixed_order
     return {
         "ratio": spread(ratios(seconds["fixed"], seconds["free"])),
         "requests": len(requests),

@@ -87,8 +87,7 @@ def measure(rounds: int = 5) -> dict[str, Any]:
     eight = compare(8, rounds, decoder, other)
     use_column_major_weights(decoder)
     one = compare(1, rounds, decoder, other)
-    sizes = {"threads": torch.get_num_threads(), "precision": "fp32", "prompt": PROMPT, "new": NEW, "rounds": rounds}
-    return {"model": "llama", "parameters": CONFIG.parameters, **sizes, "results": [one, eight]}
+    return {"parameters": CONFIG.parameters, "prompt": PROMPT, "new": NEW, "results": [one, eight]}
 
 
 if __name__ == "__main__":

@@ -25,10 +25,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import statistics
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -220,37 +219,28 @@ SIDES = {"ours": ours, "torch": torchs}
 
 def delay_sends() -> None:
     """Have every message sent `DELAY` later, by a thread, in order."""
-    isend, waiting = distributed.isend, queue.SimpleQueue[Any]()
+    isend, thread = distributed.isend, ThreadPoolExecutor(1)
 
-    class Late:
+    class Late(NamedTuple):
         """A send that has not begun."""
 
-        def __init__(self) -> None:
-            self.begun = threading.Event()
-            self.work: Any = None
+        begun: Future[Any]
 
         def wait(self) -> None:
             """As `Work.wait`."""
-            self.begun.wait()
-            self.work.wait()
+            self.begun.result().wait()
 
         def is_completed(self) -> bool:
             """As `Work.is_completed`."""
-            return self.begun.is_set() and bool(self.work.is_completed())
+            return self.begun.done() and bool(self.begun.result().is_completed())
 
-    def send() -> None:
-        while True:
-            due, late, words, options = waiting.get()
-            time.sleep(max(0.0, due - time.perf_counter()))
-            late.work = isend(*words, **options)
-            late.begun.set()
+    def send(due: float, *words: Any, **options: Any) -> Any:  # noqa: ANN401  (isend's)
+        time.sleep(max(0.0, due - time.perf_counter()))
+        return isend(*words, **options)
 
     def begin(*words: Any, **options: Any) -> Late:  # noqa: ANN401  (isend's)
-        late = Late()
-        waiting.put((time.perf_counter() + DELAY, late, words, options))
-        return late
+        return Late(thread.submit(send, time.perf_counter() + DELAY, *words, **options))
 
-    threading.Thread(target=send, daemon=True).start()
     vars(distributed)["isend"] = vars(distributed_c10d)["isend"] = begin
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import tempfile
 import time
 import warnings
@@ -218,18 +217,14 @@ def measure(rounds: int = 5, steps: int = 5) -> dict[str, Any]:
             for side in sorted(sides, reverse=bool(number % 2)):
                 for clock, value in zip((seconds, used), sides[side].submit(go, steps).result().tolist(), strict=True):
                     clock[side].append(value)
-    step = {side: statistics.median(each) for side, each in seconds.items()}
     pairs = {f"{engine} / {peer}": (engine, peer) for engine in ENGINES for peer in ("plain", "trainer")}
     return {
         **{
             f"ratios of {what}": {pair: spread(ratios(each[peer], each[ours])) for pair, (ours, peer) in pairs.items()}
             for what, each in (("tokens/s", seconds), ("processor seconds", used))
         },
-        "tokens/s": {side: recipe.train.batch * recipe.model.sequence / each for side, each in step.items()},
         "seconds a step": seconds,
         "processor seconds a step": used,
-        "parameters": recipe.model.parameters,
-        "recipe": recipe.model_dump(mode="json"),
     }
 
 
