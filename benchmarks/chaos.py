@@ -141,15 +141,15 @@ class Job:
         changes, batch = recipe.train.change, recipe.batch_size.multiple
         now = max(self.last()["samples"], *(change.at for change in changes))
         drawn: dict[str, Any] = {"at": now + draw.randint(120, 600)}
-        ways: list[dict[str, Any]] = [
-            {"lr": draw.uniform(2e-4, 2e-3)},
-            {"batch": batch * draw.randint(1, 4)},
-            {"clip": draw.uniform(0.1, 1.0), "weight_decay": draw.uniform(0.0, 0.3)},
-            {"data": draw.choice(["", str(self.folder / "other")])},
-        ]
-        for way in draw.sample(ways, draw.randint(1, 2)):
-            drawn |= way
-        if "data" not in drawn and draw.random() < 0.5:
+        drawn |= draw.choice(
+            [
+                {"lr": draw.uniform(2e-4, 2e-3)},
+                {"batch": batch * draw.randint(1, 4)},
+                {"clip": draw.uniform(0.1, 1.0), "weight_decay": draw.uniform(0.0, 0.3)},
+                {"data": draw.choice(["", str(self.folder / "other")])},
+            ]
+        )
+        if "data" not in drawn:
             first = recipe.train.stream_parts[-1].number(drawn["at"]) + draw.randint(0, 80)
             drawn["skip"] = [[first, first + draw.randint(1, 40)]]
         train = recipe.train.model_dump(mode="json") | {"change": [*(c.model_dump() for c in changes), drawn]}

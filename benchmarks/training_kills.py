@@ -300,16 +300,16 @@ def undisturbed(recipe: Recipe, folder: Path, number: int) -> tuple[dict[str, An
 
 def measure(kills: int = 300, seed: int = 0) -> dict[str, Any]:
     """Run seed after seed from this one until there were as many kills."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    gc.freeze()
     with tempfile.TemporaryDirectory(prefix="training-kills-") as folder:
         return kill(Path(folder), kills, seed)
 
 
 def kill(folder: Path, kills: int, first: int) -> dict[str, Any]:
     """Compare the runs of the seeds."""
-    for name in PRELOADED:
-        importlib.import_module(name)
-    torch.set_num_threads(1)
-    gc.freeze()
     make_data(folder / "data", 64, 1 << 18)
     recipes = list(map(make_recipe, LAYOUTS))
     untouched = [undisturbed(recipe, folder, number) for number, recipe in enumerate(recipes)]
