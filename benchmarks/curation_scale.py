@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["mtnlg-data"]
+# dependencies = ["mtnlg-data", "psutil"]
 # ///
 """Whole curations of growing size: cost of each stage, plan against measurement, duplicates found.
 

@@ -17,14 +17,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+import psutil
 
 RECORD = "stage.json"
 DISK_PAUSE = 10.0  # seconds between two looks at the disk
-TICKS = os.sysconf("SC_CLK_TCK")
 LIBRARY_SHARE = (
     0.4  # of a shared library's bytes: a process has mapped 0.3 to 0.42 where the cache was cold, 0.5 to 0.55
 )
@@ -68,12 +66,14 @@ def record_stages(record: Path) -> None:
     def hook(event: str, values: tuple[object, ...]) -> None:
         if event != "os.rename" or (path := Path(str(values[1]))).name != RECORD:
             return
-        driver, workers = os.getpid(), [*descendants(os.getpid())]
-        now = [time.monotonic(), sum(os.times()[:4]) + sum(map(processor_seconds, workers))]
+        driver = psutil.Process()
+        workers = driver.children(recursive=True)
+        used = sum(os.times()[:4]) + sum(sum(worker.cpu_times()[:2]) for worker in workers)
+        now = [time.monotonic(), used]
         seconds = [round(end - begin, 3) for end, begin in zip(now, since, strict=True)]
         peaks = peak_bytes(driver), max(map(peak_bytes, workers), default=0)
         for process in (driver, *workers):
-            Path(f"/proc/{process}/clear_refs").write_text("5")
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
         with record.open("a", encoding="utf-8") as file:
             file.write(json.dumps([path.parent.name.partition("-")[2] or "tokenize", *seconds, *peaks]) + "\n")
         since[:] = now
@@ -81,33 +81,14 @@ def record_stages(record: Path) -> None:
     sys.addaudithook(hook)
 
 
-def processor_seconds(process: int) -> float:
-    """Processor seconds of a process."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def peak_bytes(process: int) -> int:
+def peak_bytes(process: psutil.Process) -> int:
     """Peak resident bytes of a process; of its shared libraries, of their files alone, ``LIBRARY_SHARE``."""
-    fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    total, is_library = 1024.0 * int(fields["VmHWM"].split()[0]), False
-    counted = {"Rss": -1.0, "Anonymous": 1.0, "Size": LIBRARY_SHARE}
-    for line in Path(f"/proc/{process}/smaps").read_text(encoding="utf-8").splitlines():
-        field, _, value = line.partition(":")
-        if not line[:1].isupper():  # a mapping: its addresses, permissions, file
-            is_library = ".so" in line and line.split()[1].startswith("r")
-        elif is_library and field in counted:
-            total += counted[field] * 1024 * int(value.split()[0])
-    return round(total)
-
-
-def descendants(process: int) -> Iterator[int]:
-    """The processes that a process has started, and that these have started."""
-    with suppress(OSError):  # it has just ended
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            for child in map(int, (thread / "children").read_text().split()):
-                yield child
-                yield from descendants(child)
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines())
+    mappings = process.memory_maps(grouped=False)
+    libraries = [each for each in mappings if ".so" in each.path and each.perms.startswith("r")]
+    counted_anew = sum(LIBRARY_SHARE * each.size + each.anonymous - each.rss for each in libraries)
+    return 1024 * int(fields["VmHWM"].split()[0]) + round(counted_anew)
 
 
 def folder_bytes(folder: Path) -> int:

@@ -13,7 +13,7 @@ The steps' ``cost`` methods hold these numbers; ``curation_scale`` compares plan
 
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["mtnlg-data[gigatoken]"]
+# dependencies = ["mtnlg-data[gigatoken]", "psutil"]
 # ///
 
 from __future__ import annotations
