@@ -1,9 +1,7 @@
 """How long a checkpoint holds up training, as a share of a step: the quickstart's decoder, a checkpoint every 10 steps.
 
 The run is the command's own, over the recipe's four ranks on random tokens. A stall is ``checkpoint_seconds`` of
-metrics.jsonl: beginning a checkpoint, and the wait of the next update for its copy. On a machine whose cores all train,
-copying and writing take their time as well; ``steps_after_a_checkpoint`` compares the steps in which that happens with
-the others.
+metrics.jsonl: beginning a checkpoint, and the wait of the next update for its copy.
 """
 
 # /// script
@@ -46,12 +44,10 @@ def train_once(data: Path, out: Path) -> dict[str, float]:
         for first, second in pairwise(steps)
         if first["step"] % EVERY == 0
     ]
-    busy = [training_seconds(step) for step in steps if step["step"] % EVERY == 1]
     return {
         "step_seconds": seconds,
         "stall_of_a_step": statistics.median(stalls) / seconds,
         "longest_stall_of_a_step": max(stalls) / seconds,
-        "steps_after_a_checkpoint": statistics.median(busy) / seconds,
     }
 
 

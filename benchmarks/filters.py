@@ -173,7 +173,6 @@ def measure(data: Path, copies: int = 3, rounds: int = 5) -> dict[str, Any]:
         "C4QualityFilter(filter_no_terminal_punct=False), PIIFormatter()",
         "documents": len(texts),
         "megabytes": round(megabytes / copies, 3),
-        "rounds": rounds,
         "copies": copies,
     }
 

@@ -17,8 +17,7 @@ vTrain's rows of one node were not measured but computed, from a traced layer fo
 are a source of their own and in no interval, but they alone tell the host's time of a launch.
 
 The result has figures by program and GPU, ``covered`` the share of its runs in the interval that their program's other
-hidden sizes give, and every signed error. It draws docs/planner-accuracy.svg;
-with ``--intervals`` it writes the planner's `intervals.toml`.
+hidden sizes give. It draws docs/planner-accuracy.svg; with ``--intervals`` it writes the planner's `intervals.toml`.
 """
 
 from __future__ import annotations
@@ -211,12 +210,9 @@ def measure(*files: Path, intervals: bool = False) -> dict[str, Any]:
     if intervals:
         write_intervals(rows, columns["without hidden size"], columns["without source"])
     draw(HERE.parent / "docs" / "planner-accuracy.svg", rows, columns)
-    errors = {name: [round(float(error), 4) for error in np.expm1(each)] for name, each in columns.items()}
     return {
         "constants": dict(zip(CONSTANTS, map(float, fitted), strict=True)),
         "by_group": table(rows, columns),
-        "rows": [row.cells.get("id") or number for number, row in enumerate(rows.rows)],
-        "errors": errors,
     }
 
 

@@ -1,6 +1,6 @@
 """Idle time of a pipeline by its schedule: ours beside torch.distributed.pipelining's, on layers that sleep.
 
-    python benchmarks/schedules.py [--stages 4 8] [--schedules NAME ...] [--rounds 3] [--chart FILE.svg] [--out FILE]
+    python benchmarks/schedules.py [--stages 4 8] [--rounds 3] [--chart FILE.svg] [--out FILE]
 
 Processes on gloo, a stage or several each. A rank's forward, input gradients and weight gradients of a micro-batch
 sleep 100 ms each, divided by its number of parts, so that two cores suffice for eight ranks: with less, the 0.6 to
@@ -310,17 +310,12 @@ SCHEDULES = {
 """Parts a rank, and whether weight gradients are apart."""
 
 
-def measure(
-    stages: tuple[int, ...] = (4, 8),
-    schedules: tuple[str, ...] = tuple(SCHEDULES),
-    rounds: int = 3,
-    chart: Path | None = None,
-) -> dict[str, Any]:
+def measure(stages: tuple[int, ...] = (4, 8), rounds: int = 3, chart: Path | None = None) -> dict[str, Any]:
     """Measure every schedule; ``chart``: an SVG of timelines at the first number of stages, and the ideal."""
     suppress_output().__enter__()
     rows: dict[str, dict[str, Any]] = {}
     timelines = []
-    for count, schedule, delay in product(stages, schedules, (False, True)):
+    for count, schedule, delay in product(stages, SCHEDULES, (False, True)):
         case, is_first = Case(count, *SCHEDULES[schedule], delay), count == stages[0]
         theory, ideal = case.simulate()
         row: dict[str, Any] = {"theory": round(100 * theory, 1)}
