@@ -76,7 +76,8 @@ def judge(out: Path, truth: Path, pages_a_file: int, threshold: float, theory: t
     for page in sampled.tolist():
         if page in sets:
             members[int(family[page])].append(page)
-    nearest = {page: jaccard(sets[page], sets[kept]) for page in sets if (kept := int(ledger.kept[page])) in sets}
+    instead = {page: int(ledger.kept[page]) for page in sets}
+    nearest = {page: jaccard(sets[page], sets[other]) for page, other in instead.items() if other in sets}
     pairs: list[tuple[float, bool]] = []
     for of_family in members.values():
         for one, other in combinations(of_family, 2):

@@ -87,7 +87,7 @@ def peak_bytes(process: psutil.Process) -> int:
     fields = dict(line.split(":\t", 1) for line in status.splitlines())
     mappings = process.memory_maps(grouped=False)
     libraries = [each for each in mappings if ".so" in each.path and each.perms.startswith("r")]
-    counted_anew = sum(LIBRARY_SHARE * each.size + each.anonymous - each.rss for each in libraries)
+    counted_anew: float = sum(LIBRARY_SHARE * each.size + each.anonymous - each.rss for each in libraries)
     return 1024 * int(fields["VmHWM"].split()[0]) + round(counted_anew)
 
 
