@@ -139,7 +139,7 @@ class Job:
         path = self.folder / "train.toml"
         recipe = load_recipe(path)
         changes, batch = recipe.train.change, recipe.batch_size.multiple
-        now = max(self.last()["samples"], *(change.at for change in changes))
+        now = max([self.last()["samples"], *(change.at for change in changes)])
         drawn: dict[str, Any] = {"at": now + draw.randint(120, 600)}
         drawn |= draw.choice(
             [
