@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import statistics
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -140,6 +141,7 @@ class SleepingPart(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
         self._sleeper, self._engine = sleeper, engine
+        self.layers, self.embedding, self.head = dict[str, nn.Module](), None, None  # nothing to gather
 
     def forward(self, x: Tensor) -> Tensor:
         """[S, B, H] → the same."""
@@ -219,28 +221,37 @@ SIDES = {"ours": ours, "torch": torchs}
 
 def delay_sends() -> None:
     """Have every message sent `DELAY` later, by a thread, in order."""
-    isend, thread = distributed.isend, ThreadPoolExecutor(1)
+    isend, waiting = distributed.isend, queue.SimpleQueue[Any]()
 
-    class Late(NamedTuple):
+    class Late:
         """A send that has not begun."""
 
-        begun: Future[Any]
+        def __init__(self) -> None:
+            self.begun = threading.Event()
+            self.work: Any = None
 
         def wait(self) -> None:
             """As `Work.wait`."""
-            self.begun.result().wait()
+            self.begun.wait()
+            self.work.wait()
 
         def is_completed(self) -> bool:
             """As `Work.is_completed`."""
-            return self.begun.done() and bool(self.begun.result().is_completed())
+            return self.begun.is_set() and bool(self.work.is_completed())
 
-    def send(due: float, *words: Any, **options: Any) -> Any:  # noqa: ANN401  (isend's)
-        time.sleep(max(0.0, due - time.perf_counter()))
-        return isend(*words, **options)
+    def send() -> None:
+        while True:
+            due, late, words, options = waiting.get()
+            time.sleep(max(0.0, due - time.perf_counter()))
+            late.work = isend(*words, **options)
+            late.begun.set()
 
     def begin(*words: Any, **options: Any) -> Late:  # noqa: ANN401  (isend's)
-        return Late(thread.submit(send, time.perf_counter() + DELAY, *words, **options))
+        late = Late()
+        waiting.put((time.perf_counter() + DELAY, late, words, options))
+        return late
 
+    threading.Thread(target=send, daemon=True).start()
     vars(distributed)["isend"] = vars(distributed_c10d)["isend"] = begin
 
 
@@ -330,8 +341,7 @@ def measure(stages: tuple[int, ...] = (4, 8), rounds: int = 3, chart: Path | Non
         rows[f"{count} ranks, {schedule}{', 5 ms a send' * delay}"] = row
     if chart:
         draw(timelines, chart)
-    is_real_time = os.sched_getscheduler(0) == os.SCHED_FIFO
-    return {"seconds_of_sleep": SECONDS, "idle_percent": rows, "real_time_priority": is_real_time}
+    return {"seconds_of_sleep": SECONDS, "idle_percent": rows}
 
 
 if __name__ == "__main__":
