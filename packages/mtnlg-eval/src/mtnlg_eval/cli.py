@@ -11,6 +11,7 @@ import typer
 
 from mtnlg_model.console import Failure, UsageFailure, application, print_json, run, say
 from mtnlg_model.files import atomic_open
+from mtnlg_model.local_paths import LocalPaths
 
 from .evaluation import TASK_NAMES, check_arguments, check_parallel, evaluate, silence_lm_eval
 from .table import print_checkpoints, print_scores, print_table
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 app = application(
     "mtnlg-eval", "Score a model on the paper's nine tasks or any of lm-eval's, and draw the report of a run."
 )
+app.info.cls = LocalPaths
 
 NINE = ",".join(TASK_NAMES)
 CheckpointArgument = Annotated[

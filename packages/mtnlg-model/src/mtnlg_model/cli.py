@@ -17,6 +17,7 @@ from mtnlg_model.convert.config_json import read_config, read_family, read_objec
 from .config import STATE_BYTES_PER_PARAMETER, ModelConfig
 from .console import UsageFailure, application, output, print_json, print_text, progress, run, say
 from .families import PRESETS, references
+from .local_paths import LocalPaths
 from .settings import validate
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 app = application("mtnlg-model", "The MT-NLG 530B decoder at any size: figures, generation, checkpoints, conversion.")
+app.info.cls = LocalPaths
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Folder = Annotated[

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from mtnlg_model.console import UsageFailure, application, print_json, run, say
+from mtnlg_model.local_paths import LocalPaths
 from mtnlg_parallel.planner.command import plan_command
 from mtnlg_parallel.record.status import status_command
 from mtnlg_parallel.record.trackers import check_wandb
@@ -23,21 +22,6 @@ from .layout_report import layout_facts, print_layout
 from .recipe import RunOptions
 from .recipe_file import load_recipe
 from .statuses import Exit
-
-URL: Final = re.compile(r"(?:--[\w-]+=)?[A-Za-z][A-Za-z0-9+.-]*://")
-
-
-class LocalPaths(TyperGroup):
-    """Command group that rejects URLs on the command line: every path must be on this machine."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  (a class that typer hides)
-        """Parse as the base class does. Raises ``UsageFailure`` if an argument is a URL."""
-        given = zip(["", *args], args, strict=False)
-        if urls := [word for before, word in given if URL.match(word) and "--from" not in {before, word[:6]}]:
-            hint = "mtnlg-parallel reads and writes local folders: mount it, or copy it and give the copy's path"
-            raise UsageFailure(f"{urls[0]}: {hint}")
-        return super().parse_args(ctx, args)
-
 
 app = application("mtnlg-parallel", "Train the MT-NLG decoder with tensor, pipeline and data parallelism.")
 app.info.cls = LocalPaths
