@@ -64,6 +64,15 @@ def test_answers_round_trip_exactly(tmp_path: Path) -> None:
     assert len(store.lookup(many)) == 2000
 
 
+def test_a_damaged_answer_names_the_store(tmp_path: Path) -> None:
+    store = AnswerStore("one", tmp_path / "scores.sqlite")
+    store.save([(b"a", 1)])
+    with sqlite3.connect(tmp_path / "scores.sqlite") as file:
+        file.execute("UPDATE answers SET answer = ?", ("[" * 10**5,))
+    with pytest.raises(OSError, match=r"remove the file.*scores\.sqlite"):
+        store.lookup([b"a"])
+
+
 def test_other_file_as_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite"
     path.write_bytes(b"not a database, however long it may be, is ever a store of answers" * 20)

@@ -20,6 +20,7 @@ PIQA = {"goal": "g", "sol1": "a", "sol2": "b", "label": 0}
 HELLASWAG = {"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["1", "2", "3", "4"], "label": 0}
 WINOGRANDE = {"sentence": "A saw B as _ left.", "option1": "A", "option2": "B", "answer": "1"}
 WIC = {"word": "w", "sentence1": "a w b", "sentence2": "w", "start1": 2, "end1": 3, "label": "false"}
+HUB = {"article": "a"}
 RACE = {"article": "a", "questions": ["q"], "options": [["1", "2", "3", "4"]], "answers": ["A"]}
 
 
@@ -76,6 +77,11 @@ def test_row_ids_are_unique_and_the_publishers(tmp_path: Path) -> None:
         ("boolq/val.jsonl", [BOOLQ, BOOLQ | {"label": "maybe"}], ':2: label = "maybe": unknown label; use one of '),
         ("boolq/val.jsonl", [BOOLQ, "", "{"], ":3: not JSON: "),
         ("boolq/val.jsonl", [[1]], ":1: "),
+        ("boolq/val.jsonl", ["[" * 10**5], ":1: not JSON: "),
+        ("race_h/test.jsonl", [HUB | {"problems": "{[1]: 1}"}], ":1: problems is not a list of questions"),
+        ("race_h/test.jsonl", [HUB | {"problems": "-" * 10**5}], ":1: problems is not a list of questions"),
+        ("race_h/test.jsonl", [HUB | {"problems": "{(1, 2): 1}"}], ":1: problems = {}: "),
+        ("race_h/test.jsonl", [HUB | {"problems": f"1{'+1j' * 3000}"}], ":1: problems is not a list of questions"),
         ("boolq/val.jsonl", [{"question": "q", "label": 1}], ":1: passage: required key is missing"),
         ("piqa/valid.jsonl", [PIQA | {"sol2": " "}], ":1: sol2 is empty"),
         ("hellaswag/val.jsonl", [HELLASWAG | {"endings": ["1", "2", "", "4"]}], ":1: endings.2 is empty"),

@@ -76,9 +76,9 @@ class AnswerStore:
 
     @contextmanager
     def _as_os_error(self) -> Iterator[None]:
-        """Turn SQLite's errors into OSError, which ends the run; a `Failure` would only skip one task."""
+        """Turn errors of a store into OSError, which ends the run; a `Failure` would only skip one task."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError, RecursionError) as error:
             reason = f"cannot store answers ({error}); remove the file or choose another --out"
             raise OSError(errno.EIO, reason, str(self._path)) from None

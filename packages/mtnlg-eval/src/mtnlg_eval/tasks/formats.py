@@ -132,7 +132,7 @@ def _lines(path: Path) -> list[tuple[str, bytes]]:
 def _parse_json(text: bytes) -> object:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
 
 

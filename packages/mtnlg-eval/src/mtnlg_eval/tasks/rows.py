@@ -282,7 +282,7 @@ class Race(Row):
         if isinstance(problems := raw.get("problems"), str):  # the hub stores the list as a Python literal
             try:
                 return raw | {"problems": ast.literal_eval(problems)}
-            except (SyntaxError, ValueError):
+            except Exception:  # noqa: BLE001  (a literal may also raise TypeError, MemoryError and more)
                 raise ValueError("problems is not a list of questions") from None
         if "questions" not in raw:
             return raw
