@@ -206,6 +206,16 @@ def test_every_mistake_is_one_line_with_file_and_key(tmp_path: Path, old: str, n
     assert "\n" not in message or all(line.startswith(str(tmp_path)) for line in message.splitlines())
 
 
+def test_many_mistakes_and_long_values_are_cut(tmp_path: Path) -> None:
+    text = GOOD + "".join(f"[t{number}]\n" for number in range(30_000)) + f"long = {'x' * 10**6!r}\n"
+    with pytest.raises(UsageFailure, match=r"29980 more mistakes$") as raised:
+        load_recipe(write(tmp_path, text))
+    assert len(str(raised.value).splitlines()) == 21
+    with pytest.raises(UsageFailure, match="unknown key") as raised:
+        load_recipe(write(tmp_path, f"[t]\nlong = {'x' * 10**6!r}\n{GOOD}"))
+    assert len(str(raised.value)) < 1000
+
+
 INTEGERS = [
     leaf
     for leaf in leaves(recipe_schema(own_factories(), own_factories()))

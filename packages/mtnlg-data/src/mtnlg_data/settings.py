@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 INTEGERS = 1 << 63  # bound of either sign, in TOML and in the code that computes with them
+MISTAKES = 20  # of one recipe that are listed
 
 
 class Settings(BaseModel):
@@ -102,7 +103,9 @@ def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
         # JSON mode, in which strict pydantic accepts a list for a tuple and a string for a path or an enumeration.
         return schema.model_validate_json(json.dumps(content, default=str))
     except ValidationError as error:
-        lines = [_explain(detail, schema, place) for detail in error.errors(include_url=False)]
+        mistakes = error.errors(include_url=False)
+        lines = [_explain(mistake, schema, place) for mistake in mistakes[:MISTAKES]]
+        lines += [f"{place}: {len(mistakes) - MISTAKES} more mistakes"] * (len(mistakes) > MISTAKES)
         raise UsageFailure("\n".join(lines)) from None
     except ValueError as error:  # json's, of an integer of thousands of digits
         raise UsageFailure(f"{place}: {error}") from None
@@ -151,7 +154,7 @@ def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: 
     if detail["type"] == "extra_forbidden":
         valid = sorted(_valid_keys(schema, path[:-1]))
         hint = did_you_mean(str(path[-1]), valid)
-        return f"{place}: {key} = {detail['input']!r}: unknown key; {hint}valid keys: {', '.join(valid)}"
+        return f"{place}: {key} = {detail['input']!r:.200}: unknown key; {hint}valid keys: {', '.join(valid)}"
     if detail["type"] == "missing":
         return f"{place}: {key}: required key is missing"
     message = detail["msg"].removeprefix("Value error, ")
@@ -159,7 +162,7 @@ def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: 
         message = message.replace("True", "true").replace("False", "false")  # as TOML has them
     if detail["type"] in {"list_type", "tuple_type"}:
         message = f"write a list, as in {path[-1]} = {json.dumps([detail['input']], ensure_ascii=False)}"
-    shown = "" if isinstance(detail["input"], dict) else f" = {detail['input']!r}"
+    shown = "" if isinstance(detail["input"], dict) else f" = {detail['input']!r:.200}"
     return f"{place}: {key}{shown}: {message}" if key else f"{place}: {message}"
 
 
