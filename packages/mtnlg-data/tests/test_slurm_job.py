@@ -46,22 +46,28 @@ def test_ray_and_the_command_run_in_the_sites_container_and_slurms_commands_outs
         job_script([], [], None, out="o", srun=["x"])
 
 
+def node_of(folder: Path, number: int, port: int) -> subprocess.Popen[str]:
+    """Run the script of a job's node with a Ray that fails, and commands of Slurm that write ray.log."""
+    script = job_script([], [], None, out="o", srun=["--container-image=x"])
+    node = shlex.split(script.partition("bash -c ")[2].partition("\ncluster=")[0])[0]
+    for name, status in (("scontrol", 0), ("scancel", 0), ("srun", 1)):
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "$RAY_FOLDER.log"\nexit {status}\n')
+        (folder / name).chmod(0o755)
+    slurms = {"SLURM_PROCID": str(number), "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "1"}
+    ray = {"RAY_HEAD": "127.0.0.1", "RAY_AT": "", "RAY_FOLDER": f"{folder}/ray", "RAY_PORT": str(port)}
+    environment = {**slurms, **ray, "SLURMD_NODENAME": f"n{number + 1}", "PATH": f"{folder}:/usr/bin:/bin"}
+    return subprocess.Popen(["/bin/bash", "-c", node], env=environment, stderr=subprocess.PIPE, text=True)
+
+
 @pytest.mark.parametrize("met", [False, True])
 def test_node_without_a_head_requeues_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: bool) -> None:
     """The first node may be lost before Ray listens; a node whose Ray fails while it does leaves all to others."""
     monkeypatch.setattr(slurm, "HEAD_SECONDS", 1)
-    script = job_script([], [], None, out="o", srun=["--container-image=x"])
-    node = shlex.split(script.partition("bash -c ")[2].partition("\ncluster=")[0])[0]
-    for name, status in (("scontrol", 0), ("srun", 1)):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "$RAY_FOLDER.log"\nexit {status}\n')
-        (tmp_path / name).chmod(0o755)
-    slurms = {"SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1", "SLURMD_NODENAME": "n2"}
-    job = {"RAY_HEAD": "127.0.0.1", "RAY_AT": "", "RAY_FOLDER": f"{tmp_path}/ray", "PATH": f"{tmp_path}:/usr/bin:/bin"}
     with socket.create_server(("127.0.0.1", 0)) as head:
-        environment = slurms | job | {"RAY_PORT": str(head.getsockname()[1])}
+        port = head.getsockname()[1]
         if not met:
             head.close()
-        with subprocess.Popen(["/bin/bash", "-c", node], env=environment) as process:
+        with node_of(tmp_path, 1, port) as process:
             for _ in range(2 * met):  # before Ray starts, and since it has ended
                 head.accept()[0].close()
             assert not met or (tmp_path / "ray").is_dir()
@@ -69,6 +75,36 @@ def test_node_without_a_head_requeues_the_job(tmp_path: Path, monkeypatch: pytes
             assert process.wait(timeout=60) == 1
     assert (tmp_path / "ray.log").read_text().splitlines()[-1] == "scontrol requeue 7"
     assert not (tmp_path / "ray").exists()
+
+
+def test_a_head_that_dies_is_named_and_ends_its_step(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with node_of(tmp_path, 0, port) as process:
+        assert process.communicate()[1].splitlines()[-1] == "mtnlg-data: Ray's head on n1 ended with status 1"
+    assert (tmp_path / "ray.log").read_text().splitlines()[-1] == "scancel 7.0"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "at"),
+    [
+        (["inet 127.0.0.2/8 scope global", "inet6 fd00::1/64 scope global"], "127.0.0.2:"),
+        (["inet6 fe80::1/64 scope link", "inet6 ::1/128 scope host"], "[::1]:"),
+    ],
+)
+def test_the_address_of_an_interface_may_be_ipv6(tmp_path: Path, addresses: list[str], at: str) -> None:
+    lines = "\n".join(f"2: ib0    {line}" for line in addresses)
+    (tmp_path / "ip").write_text(f"#!/bin/sh\ncase $* in *-4*) grep 'inet ';; *) cat;; esac <<'E'\n{lines}\nE\n")
+    (tmp_path / "ip").chmod(0o755)
+    start = job_script([], [], "ib0", out="o").partition("\nexport RAY_HEAD")[0] + "\necho $RAY_AT"
+    words = ["/bin/bash", "-c", f"PATH={tmp_path}:$PATH TMPDIR={tmp_path}\n{start}"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    assert shown.startswith(at)
+
+
+def test_the_log_is_in_the_output_unless_that_is_a_url() -> None:
+    assert "output=/data/50%%/slurm-%j.log" in options_of(job_script([], [], None, out="/data/50%"))
+    assert not [option for option in options_of(job_script([], [], None, out="s3://b/r")) if "output" in option]
 
 
 def test_one_job_at_a_time_writes_an_output() -> None:

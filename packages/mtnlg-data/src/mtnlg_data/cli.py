@@ -114,6 +114,8 @@ def run_recipe(
             typer.echo(script, nl=False)
         else:
             check_inputs(resolved)
+            if not isinstance(out, Url):
+                out.mkdir(parents=True, exist_ok=True)  # for the log
             say(f"{out}: submitted as job {submit(script=script)}; the same command resumes it")
         return
     if sbatch or setup or srun or interface or dry_run:

@@ -118,21 +118,22 @@ def job_script(
 ) -> str:
     """The script of a job that runs ``mtnlg-data`` with these arguments and the address of its Ray.
 
-    Jobs with the same ``out`` run one at a time. ``setup`` has lines of bash that run first. ``sbatch`` has options of
-    sbatch that are added to ours or replace them ("--NAME=false" removes one), ``srun`` options of the job steps that
-    run Ray and the command. ``interface`` is the network interface of Ray's head, by default that of the machine's
-    first address. Raises ``UsageFailure`` for a value that a script cannot hold.
+    Jobs with the same ``out`` run one at a time, and log there unless it is a URL. ``setup`` has lines of bash that run
+    first. ``sbatch`` has options of sbatch that are added to ours or replace them ("--NAME=false" removes one),
+    ``srun`` options of the job steps that run Ray and the command. ``interface`` is the network interface of Ray's
+    head, by default that of the machine's first address. Raises ``UsageFailure`` for a value that a script cannot hold.
     """
-    refuse_controls(*arguments, *setup, interface or "")
+    refuse_controls(out, *arguments, *setup, interface or "")
     name = f"mtnlg-data-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
-    options = {"job-name": name, **OURS, **slurm_options("sbatch", sbatch, "nodes=16")}
+    log = None if "://" in out else f"{out.replace('%', '%%')}/slurm-%j.log"
+    options = {"job-name": name, **OURS, "output": log, **slurm_options("sbatch", sbatch, "nodes=16")}
     site = slurm_options("srun", srun, "container-image=/images/mtnlg.sqsh")
     inside = f"{INSIDE} {shlex.join(srun)} " if site else ""
     python = python_in(site)
     address = "hostname -I | cut -d ' ' -f 1"
     if interface is not None:
-        first = """awk '{sub("/.*", "", $4); print $4; exit}'"""
-        address = f"ip -4 -o address show dev {shlex.quote(interface)} | {first}"
+        first = """awk '$4 !~ /^fe80/ {sub("/.*", "", $4); print $4; exit}'"""  # not of the link alone
+        address = f"ip -o address show dev {shlex.quote(interface)} | {first}"
     ray = f"{shlex.quote(python)} -m ray.scripts.scripts"
     node = NODE.format(inside=inside, ray=ray, object_store=OBJECT_STORE_BYTES, patience=HEAD_SECONDS)
     return TEMPLATE.format(
