@@ -23,6 +23,12 @@ def test_every_key_is_explained() -> None:
     assert recipe_keys.undocumented() == []
 
 
+def test_keys_that_run_code_of_others_or_trust_their_files_say_so() -> None:
+    keys = [line for line in recipe_keys.page().splitlines() if line.startswith("| `setup`") or "fastText .bin" in line]
+    assert len(keys) == 4
+    assert all("runs as you" in line or "from people whom you trust" in line for line in keys)
+
+
 def test_a_key_that_no_recipe_has_is_named() -> None:
     shown = {
         "exact": {"kindz": []},

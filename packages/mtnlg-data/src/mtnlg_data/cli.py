@@ -73,7 +73,7 @@ def run_recipe(
     ] = None,
     setup: Annotated[
         list[str] | None,
-        typer.Option(metavar="LINE", help="Line of bash at the Slurm job's start, such as module load."),
+        typer.Option(metavar="LINE", help="Line of bash that the Slurm job runs first, as you, such as module load."),
     ] = None,
     srun: Annotated[
         list[str] | None,

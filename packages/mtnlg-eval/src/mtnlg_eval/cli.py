@@ -117,7 +117,8 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         typer.Option(help="Score here, or submit a Slurm job, which the same command resumes."),
     ] = "local",
     slurm: Annotated[
-        Path | None, typer.Option(metavar="RECIPE", help="A train.toml whose [slurm] table the job uses.")
+        Path | None,
+        typer.Option(metavar="RECIPE", help="train.toml whose [slurm] the job uses; setup runs as you."),
     ] = None,
     sbatch: Annotated[
         list[str] | None, typer.Option(metavar="OPTION", help="Option for sbatch, such as --sbatch=--partition=batch.")
@@ -126,7 +127,8 @@ def run_tasks(  # noqa: PLR0917  (typer names them)
         list[str] | None, typer.Option(metavar="OPTION", help="Option for srun, such as --srun=--container-image=FILE.")
     ] = None,
     setup: Annotated[
-        list[str] | None, typer.Option(metavar="LINE", help="Line of bash that the job begins with: module load cuda.")
+        list[str] | None,
+        typer.Option(metavar="LINE", help="Line of bash that runs first, as you: module load cuda."),
     ] = None,
     ranks_per_node: Annotated[  # noqa: ARG001  (`submit` reads it)
         int, typer.Option(min=1, help="Ranks per node with --launcher slurm.")

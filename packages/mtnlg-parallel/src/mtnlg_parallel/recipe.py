@@ -305,7 +305,7 @@ class Slurm(Settings):
 
     sbatch: dict[str, str | int | bool] = Field({}, description='options of sbatch, such as partition = "batch"')
     srun: dict[str, str | int | bool] = Field({}, description="options of srun, such as container-image")
-    setup: tuple[str, ...] = Field((), strict=False, description="lines of bash before srun, such as module load cuda")
+    setup: tuple[str, ...] = Field((), strict=False, description="bash that runs as you before srun: module load cuda")
 
 
 class Recipe(Settings):

@@ -91,7 +91,9 @@ class LanguageSettings(Settings):
         paper="en",
     )
     language_model: FilePath | None = setting(
-        None, "A fastText .bin that detects languages, such as lid.176 or GlotLID, instead of CLD2.", paper="CLD2"
+        None,
+        "A fastText .bin, from people whom you trust, that detects languages, such as lid.176, instead of CLD2.",
+        paper="CLD2",
     )
     min_language_score: float = share(0.0, "Minimum share of the text (CLD2) or probability (model) of its language.")
 

@@ -48,7 +48,7 @@ class QualitySettings(Settings):
         3.0, "Exponent of the Pareto draw; higher keeps fewer documents.", paper="3 (GPT-3: 9)", gt=0
     )
     model: FilePath | None = setting(
-        None, "A classifier.npy of another run or a fastText .bin, instead of training one."
+        None, "A classifier.npy of another run, or a fastText .bin from people whom you trust, instead of training."
     )
     label: str = setting("__label__hq", "Label of good texts in a fastText model.")
     sample: int = setting(  # training holds 4 kB of each
