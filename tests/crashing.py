@@ -4,7 +4,9 @@
 
 A step is a moment before or after a sync, a rename or a removal, the operations that publish a result. A power loss
 reverts some of the renames and removals in folders that were not synced since, in any order, and all content of files
-that were not synced. After each death every manifest must match its files. Prints the number of deaths.
+that were not synced. Below the library of benchmarks/trouble.py, if that is preloaded, a drawn trouble happens to the
+files too, and may end a process with status 74. After each end every manifest must match its files. Prints the number
+of deaths, and of ends by trouble.
 """
 
 from __future__ import annotations
@@ -15,12 +17,17 @@ import random
 import signal
 import stat
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curations import run
+from mtnlg_data.console import IoFailure, error_status
 from mtnlg_data.exchange import run_digest
 from mtnlg_data.files import sha256
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from trouble import NEVER, TROUBLES, begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,21 +134,30 @@ def check(out: Path) -> None:
 def main(recipe: Path, out: Path, seed: int) -> None:
     run(recipe, out.with_name(f"{out.name}-undisturbed"))  # also imports all that the children share
     rng = random.Random(seed)
-    deaths = 0
+    ends = Counter(deaths=0)
     while True:
         disk = Disk(rng, power=rng.random() < 0.5)
+        kind = rng.choice(TROUBLES) if "LD_PRELOAD" in os.environ else "none"
+        moment, seed = rng.randint(1, 10 * MAX_STEPS), rng.randrange(1, 1 << 31)
         child = os.fork()
         if not child:
             disk.install()
-            run(recipe, out)
+            if kind != "none":
+                begin(out, kind, NEVER, moment, seed)
+            try:
+                run(recipe, out)
+            except Exception as error:
+                if (status := error_status(error)) != IoFailure.exit_status:
+                    raise
+                os._exit(status)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status == 0:
             break
-        assert os.WIFSIGNALED(status), f"the child failed with status {status}"
+        assert status == -signal.SIGKILL or (status == IoFailure.exit_status and kind in {"full", "error"}), status
         check(out)
-        deaths += 1
-    sys.stdout.write(f"{deaths}\n")
+        ends[kind if status > 0 else "deaths"] += 1
+    sys.stdout.write(json.dumps(ends))
 
 
 if __name__ == "__main__":
