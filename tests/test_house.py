@@ -81,6 +81,12 @@ def test_a_package_imports_only_the_siblings_that_it_may(package: str) -> None:
     assert not found
 
 
+def test_the_machines_cores_are_counted_within_its_quotas() -> None:
+    """But for at most eight threads of mtnlg-model, which has no such function, and the name of the machine."""
+    found = {path.name for package in MAY_IMPORT for path in modules_of(package) if "cpu_count" in path.read_text()}
+    assert found == {"machine.py", "initialization.py", "provenance.py"}
+
+
 def test_eval_imports_parallel_only_behind_its_extra() -> None:
     inside = source_of("mtnlg_eval") / "sharded"
     outside = [path for path in modules_of("mtnlg_eval") if not path.is_relative_to(inside)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mtnlg_data.console import foreign_data, progress, say
 from mtnlg_data.files import read_small, sha256, write_json
 
+from .machine import cores
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -29,7 +30,7 @@ ROWS_SUFFIX = ".arrow"  # of rows that ``exchange`` hands from task to task
 Origin = tuple[str, Path | None]
 
 #: Threads that verify existing outputs: reading and hashing a file releases the GIL.
-VERIFY_THREADS = min(8, os.cpu_count() or 1)
+VERIFY_THREADS = min(8, cores())
 #: glibc's function that returns its free pages; other C libraries have none, or need none.
 TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from mtnlg_data.engine.machine import cores
 from mtnlg_model.console import Failure, UsageFailure, progress
 from mtnlg_model.files import write_text
 from mtnlg_parallel.kernels.dispatch import OLDEST_OF_EIGHT_BITS
@@ -58,7 +59,7 @@ def build_kernels(recipe: Recipe | None, targets: Sequence[str]) -> dict[str, li
     tasks = [(target, piece) for target in targets for piece in ([recipe] if recipe else VARIANT_DTYPES)]
     kernels: dict[str, set[Kernel]] = {target: set() for target in targets}
     with (
-        ProcessPoolExecutor(min(len(tasks), os.cpu_count() or 1), get_context("spawn")) as pool,
+        ProcessPoolExecutor(min(len(tasks), cores()), get_context("spawn")) as pool,
         progress("building kernels", len(tasks), "parts") as advance,
     ):
         for (target, _), compiled in zip(tasks, pool.map(_compile_in_worker, *zip(*tasks, strict=True)), strict=True):
