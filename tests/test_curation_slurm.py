@@ -60,8 +60,11 @@ def test_a_job_whose_head_cannot_start_ends_and_says_why(
     assert not list(long.iterdir())
 
 
-# The first has the run: without it the job is queued again. Of three nodes the other two go on without the third.
-@pytest.mark.parametrize(("nodes", "node", "restarts"), [(2, "n1", "1"), (2, "n2", "0"), (3, "n3", "0")])
+# The first has the run: without it the job is queued again. The others go on without any other.
+@pytest.mark.parametrize(
+    ("nodes", "node", "restarts"),
+    [(2, "n1", "1"), (2, "n2", "0"), (3, "n1", "1"), (3, "n2", "0"), (3, "n3", "0")],
+)
 def test_a_lost_node_changes_no_byte(  # noqa: PLR0917  (fixtures)
     undisturbed: Undisturbed,
     slurm_daemons: Path,

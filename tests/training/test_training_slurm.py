@@ -140,7 +140,7 @@ def test_elastic_job_goes_on_with_fewer_nodes_and_grows_back(
     assert second.fact("JobState") == "COMPLETED"
 
 
-@pytest.mark.parametrize(("node", "left"), [("n1", "n[2-3]"), ("n2", "n[1,3]")])
+@pytest.mark.parametrize(("node", "left"), [("n1", "n[2-3]"), ("n2", "n[1,3]"), ("n3", "n[1-2]")])
 def test_lost_node_is_requeued_without_it(  # noqa: PLR0917  (fixtures)
     slurm: Path, data: Path, tmp_path: Path, undisturbed: list[dict[str, Any]], node: str, left: str
 ) -> None:
@@ -149,5 +149,5 @@ def test_lost_node_is_requeued_without_it(  # noqa: PLR0917  (fixtures)
     with lost(node, slurm):
         job.until_ended()
     assert_same_steps(job.steps(), undisturbed)
-    assert len(job.starts()) == 2
+    assert len(job.starts()) == (1 if node == "n3" else 2)  # which has no rank
     assert f"NodeList={left}" in output("scontrol", "show", "job", job.number)
