@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from mtnlg_model.checkpoint.reader import Checkpoint
+
 GROW = "{%% set own = namespace(x='x') %%}{%% for n in range(60) %%}%s{%% endfor %%}"
 HOSTILE = {
     "code": "{{ cycler.__init__.__globals__.os.system('true') }}",
@@ -102,6 +104,28 @@ def test_code_of_a_task_runs_only_where_it_is_trusted(
         tasks, _ = load_lm_eval_tasks(name, folder, trusted=True)
         assert tasks["own"].doc_to_text({}) == "x"
         assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("'{% for'", "TemplateSyntaxError: unexpected 'end of template'"),
+        ("'{{ 1 / label }}'", "ZeroDivisionError: division by zero"),
+        ("'{{ range(999999999)|list }}'", "SecurityError: a call that could make more than "),
+    ],
+)
+def test_a_tasks_template_that_fails_is_one_line_with_its_file(  # noqa: PLR0917  (fixtures)
+    text: str,
+    why: str,
+    write: Callable[..., Path],
+    run: Callable[..., int],
+    checkpoint: Checkpoint,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(text)
+    assert run("run", checkpoint.directory, "--tasks", path, "--out", path.with_name("out")) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [str(path) in line for line in lines if why in line] == [True]
 
 
 @pytest.mark.parametrize("pool", ["validation", "train"])
