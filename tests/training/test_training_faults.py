@@ -42,14 +42,21 @@ def test_every_rank_judges_by_the_figures_of_one(run_ranks: RunRanks, data: Path
     assert ranks[0][0]["judged"][0] == [step["loss"] for step in read_steps(tmp_path)][-GUARD["window"] :]
 
 
-def test_resumed_run_skips_the_same_steps(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "skips"),
+    [([], [7, 8, 10, 11, 13, 15]), ([{"at": 72, "guard": {"deviations": 0.0}}], [7, 8])],
+)
+def test_resumed_run_skips_the_same_steps(
+    change: list[Any], skips: list[int], run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
     """Its guard needs as many steps that were taken as its window holds, however many lie between."""
     leaps = {"leap": [7, 8, 10, 11, 13, 15]}
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    parts = [recipe_of((1, 1, 2), guard=GUARD, ramp=None, samples=samples) for samples in (128, 112, 128)]
+    train = {"ramp": None, "change": change}
+    parts = [recipe_of((1, 1, 2), guard=GUARD, samples=samples, **train) for samples in (128, 112, 128)]
     run_ranks("train", parts, data=data, outs=[whole, halves, halves], faults=leaps)
     runs = [[(step["loss"], "skipped" in step) for step in read_steps(out)] for out in (whole, halves)]
-    assert [number for number, (_, skipped) in enumerate(runs[0], 1) if skipped] == leaps["leap"]
+    assert [number for number, (_, skipped) in enumerate(runs[0], 1) if skipped] == skips
     assert runs[1] == runs[0]
 
 

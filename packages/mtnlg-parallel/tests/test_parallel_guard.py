@@ -69,7 +69,13 @@ def test_a_flat_loss_allows_steps_that_are_no_higher(level: float, window: int) 
 def test_window_starts_anew_at_a_change(change: int, skips: bool) -> None:
     """Steps of two samples each: the fifth begins at sample 8; a change within a step counts from the next one on."""
     run = [taken(n, 2.0 + n / 10) for n in range(1, 9)]
-    assert bool(Guard(FOUR, run, [change]).judge(9.0, 1.0)) is skips
+    assert bool(Guard(FOUR, run, {change: FOUR}).judge(9.0, 1.0)) is skips
+
+
+def test_change_sets_the_guard() -> None:
+    changes = {8: FOUR.model_copy(update={"window": 2}), 16: FOUR.model_copy(update={"deviations": 0.0})}
+    run = [taken(n, 2.0 + n / 10) for n in range(1, 13)]
+    assert [bool(Guard(FOUR, run[:n], changes).judge(9.0, 1.0)) for n in range(13)] == [n in {6, 7} for n in range(13)]
 
 
 @given(st.lists(st.tuples(st.floats(1, 2), st.booleans()), max_size=40), st.integers(1, 6), st.sets(st.integers(1, 90)))
@@ -80,7 +86,8 @@ def test_resumed_guard_judges_as_an_uninterrupted_one(
     run = [
         taken(number, loss) | ({"skipped": "loss_spike"} if skip else {}) for number, (loss, skip) in enumerate(steps)
     ]
-    whole, resumed = (Guard(settings, replayed, sorted(changes)) for replayed in (run, history(run, settings)))
+    at = dict.fromkeys(sorted(changes), settings)
+    whole, resumed = (Guard(settings, replayed, at) for replayed in (run, history(run, settings)))
     assert resumed.exhausted == whole.exhausted
     for loss in (0.5, 1.2, 1.5, 1.9, 3.0):
         assert resumed.judge(loss, 1.0) == whole.judge(loss, 1.0)

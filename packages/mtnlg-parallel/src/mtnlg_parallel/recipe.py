@@ -52,6 +52,14 @@ Range = Annotated[tuple[Every, Every], Field(strict=False)]
 Ranges = Annotated[tuple[Range, ...], Field(strict=False)]
 
 
+class GuardChange(Settings):
+    """Settings of the guard from a sample on, as in [guard]."""
+
+    deviations: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as in [guard], like the keys below")
+    window: Samples | None = Field(None, description="steps")
+    most_skips: Samples | None = Field(None, description="consecutive skipped steps that end the run")
+
+
 class Change(Settings):
     """Settings of a run from sample ``at`` on: of the first step that begins there or later, and those after it."""
 
@@ -64,13 +72,14 @@ class Change(Settings):
     batch: Samples | None = Field(None, description="samples per step, over all ranks")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="of matrices")
     clip: Positive | None = Field(None, description="maximum norm of the gradients")
+    guard: GuardChange | None = None
     data: AbsolutePath | None = Field(None, description="token folder to read, on from where it stopped; empty: --data")
     skip: Ranges = Field((), description="ranges [first, end) of this folder's samples that are left out")
 
     @property
     def settings(self) -> dict[str, Any]:
         """The changed keys of [train], except those of the stream."""
-        return self.model_dump(exclude_none=True, exclude={"at", "data", "skip"})
+        return self.model_dump(exclude_none=True, exclude={"at", "guard", "data", "skip"})
 
 
 class StreamPart(NamedTuple):
@@ -364,6 +373,12 @@ class Recipe(Settings):
                 if dp == layout.dp or not (fitted.batch_size.rounding or self.batch_size.rounding):
                     return fitted
         raise UsageFailure(f"--elastic: {ranks} ranks cannot run layout {layout} at any dp with the same batches")
+
+    def guard_at(self, samples: int) -> GuardSettings:
+        """The guard of the step that begins after ``samples`` consumed samples."""
+        made = [change.guard for change in self.train.change if change.guard and change.at <= samples]
+        changed = {key: value for each in made for key, value in each.model_dump(exclude_none=True).items()}
+        return self.guard.model_copy(update=changed)
 
     def reads_samples(self, pp: int) -> bool:
         """Whether pipeline rank ``pp`` needs the samples: inputs, targets, or document bounds."""

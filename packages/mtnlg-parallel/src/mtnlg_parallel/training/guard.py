@@ -6,7 +6,7 @@ that were not skipped, a step is skipped where
     x is not finite,  or  x > m + deviations · d             once the window is full
 
 The window starts anew at each change of the recipe (``[[train.change]]``): a smaller batch has larger gradient norms,
-other data has another loss.
+other data has another loss. A change may also set the guard.
 
 A step in which no target is learned has no loss and a gradient of 0; it is skipped too, but does not count against the
 run. The samples of a skipped step are consumed and its gradient is discarded; weights and moments do not change. All
@@ -25,7 +25,7 @@ from mtnlg_model.console import Failure
 from mtnlg_parallel.engine.contract import Skip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from mtnlg_parallel.recipe import GuardSettings
@@ -63,15 +63,21 @@ class TooManySkips(Failure):
 class Guard:
     """Judges steps by the window of preceding steps; ``steps`` is the `history` of the run so far.
 
-    ``changes`` are the samples at which the recipe changes.
+    ``settings`` are those of the next step; ``changes`` has those from each sample on at which the recipe changes.
     """
 
-    def __init__(self, settings: GuardSettings, steps: Iterable[Step] = (), changes: Sequence[int] = ()) -> None:
-        self._settings, self._changes = settings, changes
-        self._window = {name: deque[float](maxlen=settings.window) for name in ("loss", "grad_norm")}
+    def __init__(
+        self, settings: GuardSettings, steps: Iterable[Step] = (), changes: Mapping[int, GuardSettings] = {}
+    ) -> None:
+        self._changes = changes
         self._skipped_in_a_row: list[Step] = []
+        self._begin(settings)
         for step in steps:
             self.record(step)
+
+    def _begin(self, settings: GuardSettings) -> None:
+        self._settings = settings
+        self._window = {name: deque[float](maxlen=settings.window) for name in ("loss", "grad_norm")}
 
     def judge(self, loss: float, grad_norm: float) -> Skip | None:
         """Why to skip a step with this loss and gradient norm; None to take it."""
@@ -99,9 +105,9 @@ class Guard:
                     self._window[name].append(value)
         elif step["skipped"] != NO_TARGETS.code:
             self._skipped_in_a_row.append(step)
-        if any(step["samples"] - step["batch_size"] < change <= step["samples"] for change in self._changes):
-            for window in self._window.values():
-                window.clear()
+        for at, settings in self._changes.items():
+            if step["samples"] - step["batch_size"] < at <= step["samples"]:
+                self._begin(settings)
 
     @property
     def exhausted(self) -> bool:

@@ -87,8 +87,9 @@ class Training:
             self.profiler = StepProfiler(options.profile, out, rank, self.coordinates)
             self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
             resumed = resume(self.engine, recipe, data, out, device, self.watchdog.during)
-            changes = [change.at for change in recipe.train.change]
-            self.progress, self.guard = resumed.progress, Guard(recipe.guard, resumed.history, changes)
+            self.progress = resumed.progress
+            changes = {change.at: recipe.guard_at(change.at) for change in recipe.train.change}
+            self.guard = Guard(recipe.guard_at(self.progress.samples), resumed.history, changes)
             measure = partial(document_length, data.train.sample, len(data.train), recipe.model.sequence)
             self.document = broadcast_from_rank0(measure, device) if recipe.data.isolated else None
             self.watch = Watch(recipe, data.train, self.engine, rank, device)

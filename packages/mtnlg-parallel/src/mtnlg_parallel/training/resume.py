@@ -115,7 +115,7 @@ def _choose(recipe: Recipe, data: RunData, out: Path) -> dict[str, Any]:
         "source": source,
         "folder": folder,
         "manifest": raw.decode(),
-        "history": guard.history(kept, recipe.guard),
+        "history": guard.history(kept, recipe.guard_at(kept[-1]["samples"] if kept else 0)),
         "lost_steps": len(lost),
         "lost_seconds": sum(line["seconds"] for line in lost),
     }
