@@ -136,8 +136,8 @@ def slow_publishing(_request: dict[str, Any], rank: int) -> None:
 def copy_as_late_as_allowed(training: Training) -> None:
     """Copy the state only when the update waits for the copy, or has not waited and is over."""
     engine: Any = training.engine
-    allowed, copier, optimizer = threading.Event(), training.copier, engine.optimizer._adamw
-    copy, hold, update = copier._run, copier._wait, optimizer.step
+    allowed, copier, optimizer = threading.Event(), training.copier, engine.optimizer
+    copy, hold, update = copier._run, copier._wait, optimizer.update
 
     def copy_late(*arguments: Any) -> list[zero.PieceToWrite]:  # noqa: ANN401  (as the method that it wraps)
         allowed.wait()
@@ -149,14 +149,13 @@ def copy_as_late_as_allowed(training: Training) -> None:
             allowed.set()
         hold()
 
-    def updated(closure: Any = None) -> Any:  # noqa: ANN401  (torch's signature)
-        done = update(closure)
+    def updated(*arguments: Any) -> None:  # noqa: ANN401  (as above)
+        update(*arguments)
         if copier._copy:
             allowed.set()
-        return done
 
     replace(copier, _run=copy_late, _wait=waiting)
-    replace(optimizer, step=updated)
+    replace(optimizer, update=updated)
     finish = training.checkpoint.finish
 
     def finish_at_the_end() -> None:  # no update follows

@@ -2,10 +2,13 @@
 
 import re
 import shutil
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from mtnlg_model.checkpoint.manifest import latest
@@ -20,6 +23,7 @@ from mtnlg_parallel.training.samples import open_data
 from training.conftest import make_data
 from training.reference_loop import Json, RunRanks, assert_holds, assert_same_steps, recipe_of, reference_run
 
+FROZEN = ["embedding.*", "layers.1.*.bias"]
 BASE: Json = {"samples": 96, "ramp": None, "warmup": 8, "skip": [[4, 8], [60, 64]]}
 
 
@@ -46,6 +50,8 @@ def test_change_equals_stop_edit_and_resume(
     engine: str, changes: list[Json], run_ranks: RunRanks, data: Path, tmp_path: Path
 ) -> None:
     """To the last bit in one layout, and to fp32's rounding of the plain loop when each part has another one."""
+    if engine == "pipeline":
+        changes = [*changes[:1], {**changes[1], "frozen": FROZEN}, *changes[2:]]
     whole = recipe_of((1, 1, 2), **BASE, engine=engine, change=changes)
     steps = run_ranks("train", [whole], data=data, outs=[tmp_path / "whole"])[0][0]["steps"]
     ends = [0, 24, 40, 72, 96]
@@ -64,6 +70,41 @@ def test_change_equals_stop_edit_and_resume(
     assert_holds(latest(tmp_path / "other" / "checkpoints"), reference[1])
     streams = {Checkpoint.open(tmp_path / name / "checkpoints").progress.stream for name in ("whole", "same", "other")}
     assert len(streams) == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "train"),
+    [
+        ((2, 2, 1), {"precision": "bf16", "gradients": "bf16"}),
+        ((1, 2, 1), {"precision": "bf16", "schedule": "zero-bubble"}),
+        ((1, 1, 2), {"shard": "parameters", "precision": "bf16"}),
+        ((2, 1, 2), {"shard": "gradients"}),
+        ((1, 1, 1, 2), {}),
+    ],
+)
+def test_frozen_parameters_keep_weights_and_moments(
+    layout: tuple[int, ...], train: Json, run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
+    """To the last bit, from sample 24 to 40; all others change."""
+    change = [{"at": 24, "frozen": FROZEN}, {"at": 40, "frozen": []}]
+    settings = {**BASE, **train, "samples": 48, "change": change, "checkpoint_every": 1, "keep": 99}
+    run_ranks("train", [recipe_of(layout, **settings)], data=data, outs=[tmp_path])
+    steps = {step["samples"]: tmp_path / "checkpoints" / f"step-{step['step']}" for step in read_steps(tmp_path)}
+    before, after, later = (Checkpoint.open(steps[samples]) for samples in (24, 40, 48))
+    for name in before.config.parameter_shapes():
+        frozen = any(fnmatchcase(name, pattern) for pattern in FROZEN)
+        for slot in before.slots(name):
+            one, other, end = (each.tensor(name, slot=slot) for each in (before, after, later))
+            assert torch.equal(one, other) is frozen, (name, slot)
+            assert not torch.equal(other, end), (name, slot)
+
+
+def test_frozen_pattern_without_a_parameter_is_refused() -> None:
+    for pattern, hint in (("embeding.token.weight", "did you mean embedding.token.weight?"), ("x", "write names")):
+        with pytest.raises(ValidationError, match=re.escape(f'"{pattern}" matches no parameter; {hint}')):
+            recipe_of(change=[{"at": 8, "frozen": ["layers.*", pattern]}])
+    with pytest.raises(ValidationError, match="DeepSpeed trains every parameter"):
+        recipe_of(engine="deepspeed", frozen=["layers.0.*"])
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_loss_by_source_and_changes_of_the_run(made: ModuleType, run: Path) -> N
         }
     lines = "".join(json.dumps(step) + "\n" for step in steps)
     (run / "train" / "metrics.jsonl").write_text(lines, encoding="utf-8")
-    changes = "[[train.change]]\nat = 60\nlr = 5e-5\nskip = []\n[[train.change]]\nat = 999\ndata = '/x'\n"
+    changes = "[[train.change]]\nat = 60\nlr = 5e-5\nfrozen = []\nskip = []\n[[train.change]]\nat = 999\ndata = '/x'\n"
     (run / "train" / "recipe.toml").write_text(f"[model]\nsequence = 32\n[train]\nlr = 1e-4\n{changes}")
     page = made.read(run)
     looks = [str(attributes["class"]) for tag, attributes in page.elements if tag == "path" and "class" in attributes]
@@ -159,7 +159,7 @@ def test_loss_by_source_and_changes_of_the_run(made: ModuleType, run: Path) -> N
     assert page.text.count("unread") == 0
     assert "step 8, source 0" not in page.text
     assert looks.count("muted dashed") >= 6, "the first change in each chart; the second is to come"
-    assert "from 1.92\N{NARROW NO-BREAK SPACE}k tokens on: lr = 5e-05" in page.text
+    assert "from 1.92\N{NARROW NO-BREAK SPACE}k tokens on: lr = 5e-05, frozen = []" in page.text
     (run / "train" / "recipe.toml").write_text("[model\n")
     with pytest.raises(Failure, match=r"recipe\.toml: "):
         write_report(run)

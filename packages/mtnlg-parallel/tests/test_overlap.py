@@ -134,7 +134,9 @@ def bucketed(
         (
             (
                 BucketKind(chunk, decays=True, counts=True, summed_over=None, module=layer),
-                cast("Any", SimpleNamespace(parameter=layer.weight, layer=layer)),  # all that a bucket reads of it
+                cast(
+                    "Any", SimpleNamespace(name="w", parameter=layer.weight, layer=layer)
+                ),  # all that a bucket reads of it
             )
             for chunk, layer in zip(chunks, layers, strict=True)
         ),

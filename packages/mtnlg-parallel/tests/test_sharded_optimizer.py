@@ -18,7 +18,9 @@ def test_sum_of_squares_matches_fp64(elements: int) -> None:
     torch.manual_seed(1)
     weight = torch.nn.Parameter(torch.zeros(elements))
     kind = BucketKind(0, decays=False, counts=True, summed_over=None)
-    optimizer = ShardedOptimizer([(kind, cast("Any", SimpleNamespace(parameter=weight, layer=None)))], ALONE, TRAIN)
+    optimizer = ShardedOptimizer(
+        [(kind, cast("Any", SimpleNamespace(name="w", parameter=weight, layer=None)))], ALONE, TRAIN
+    )
     gradient = torch.randn(elements) * 10.0 ** torch.randint(-4, 2, (elements,))
     optimizer.begin_step(1)
     weight.grad = gradient.clone()

@@ -6,6 +6,7 @@ recipe that cannot work is refused here, before anything starts.
 
 from __future__ import annotations
 
+import fnmatch
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from mtnlg_model.config import ModelConfig  # noqa: TC001  (pydantic reads the annotation)
 from mtnlg_model.console import UsageFailure, say
 from mtnlg_model.families import preset
-from mtnlg_model.settings import Settings
+from mtnlg_model.settings import Settings, did_you_mean
 from mtnlg_parallel.training.schedule import (
     IN_SAMPLES,
     LIMIT,
@@ -50,6 +51,7 @@ RETIRED: Final = {"memory_checkpoint_every": "state is no longer copied into oth
 
 Range = Annotated[tuple[Every, Every], Field(strict=False)]
 Ranges = Annotated[tuple[Range, ...], Field(strict=False)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class GuardChange(Settings):
@@ -72,6 +74,7 @@ class Change(Settings):
     batch: Samples | None = Field(None, description="samples per step, over all ranks")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="of matrices")
     clip: Positive | None = Field(None, description="maximum norm of the gradients")
+    frozen: Names | None = Field(None, description="parameters that no longer change; [] trains all")
     guard: GuardChange | None = None
     data: AbsolutePath | None = Field(None, description="token folder to read, on from where it stopped; empty: --data")
     skip: Ranges = Field((), description="ranges [first, end) of this folder's samples that are left out")
@@ -129,6 +132,11 @@ class Train(Settings):
     eps: Positive = Field(1e-8, description="epsilon of AdamW, added to the square root of the second moment")
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.1, description="for matrices, not for biases and norms")
     clip: Positive = Field(1.0, description="maximum norm of the gradients")
+    frozen: Names = Field(
+        (),
+        description="names of parameters, or patterns such as layers.0.*, that keep their weights and moments and do "
+        "not count in the norm; their gradients are computed all the same",
+    )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(1234, description="seed of initial weights and dropout")
     precision: Literal["fp32", "bf16", "fp8"] = Field(
         "bf16", description="dtype of weights and activations; fp8: bf16, with the layers' products in 8 bits"
@@ -350,6 +358,11 @@ class Recipe(Settings):
             raise ValueError(f'train.shard = "{train.shard}" needs layout.pp = 1, not {self.layout.pp}')
         if train.engine == "deepspeed" and (reason := deepspeed_error(self)):
             raise ValueError(f'train.engine = "deepspeed": {reason}')
+        for pattern in (*train.frozen, *(each for change in train.change for each in change.frozen or ())):
+            names = self.model.parameter_shapes()
+            if not fnmatch.filter(names, pattern):
+                known = did_you_mean(pattern, names) or f"write names such as {', '.join([*names][:2])}"
+                raise ValueError(f'train.frozen: "{pattern}" matches no parameter; {known.strip()}')
         multiple = dp * train.micro_batch
         product = f"layout.dp = {dp} x train.micro_batch = {train.micro_batch}"
         batches = [("batch", train.batch), *(("change.batch", each.batch) for each in train.change if each.batch)]

@@ -285,7 +285,9 @@ def _read_changes(path: Path) -> tuple[Change, ...]:
     return tuple(
         Change(
             int(change["at"]) * recipe.sequence,
-            ", ".join(f"{key} = {value}" for key, value in change.items() if key != "at" and value != []),
+            ", ".join(
+                f"{key} = {value}" for key, value in change.items() if key != "at" and (value != [] or key != "skip")
+            ),
         )
         for change in recipe.change
         if isinstance(change.get("at"), int)

@@ -222,6 +222,10 @@ def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = l
     sharded = recipe.model_copy(update={"train": recipe.train.model_copy(update={"shard": shard})})
     if recipe.layout.pp == 1 and not unsupported(sharded):
         recipe = sharded
+    if (pick := random.Random(f"{seed}/{number}/frozen")).random() < 1 / 3:
+        names = pick.sample([*recipe.model.parameter_shapes()], pick.randint(1, 8))
+        frozen = recipe.model_copy(update={"train": recipe.train.model_copy(update={"frozen": tuple(names)})})
+        recipe = recipe if unsupported(frozen) else frozen
     steps = len(Case("", recipe).steps)
     before = chance.choice((0, 0, *range(1, steps)))
     skipped = chance.randrange(before, steps) if steps - before > 1 and chance.random() < 0.2 else -1

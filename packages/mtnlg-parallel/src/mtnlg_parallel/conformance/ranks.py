@@ -178,7 +178,7 @@ def _steps(case: Case, engine: Engine, first: int, last: int) -> RankTrace:
         outcome = engine.train_batch(
             batches(range(before, before + batch)) if recipe.reads_samples(place.pp) else None,
             batch // multiple,
-            StepSettings(train.learning_rate.at(before + batch), train.weight_decay, train.clip),
+            StepSettings(train.learning_rate.at(before + batch), train.weight_decay, train.clip, train.frozen),
             lambda _loss, _norm, number=number: Skip("forbidden", "by the case") if number == case.skipped else None,  # type: ignore[misc]
         )
         skipped = number == case.skipped

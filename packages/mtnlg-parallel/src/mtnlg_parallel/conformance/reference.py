@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from mtnlg_data.stream import Sample
 from mtnlg_model import decoder
 from mtnlg_model.decoder import Decoder
+from mtnlg_parallel.engine.contract import matches
 from mtnlg_parallel.model import eight_bit
 from mtnlg_parallel.training.samples import micro_batches
 
@@ -165,7 +166,10 @@ class PlainLoop:
         """Take a step; returns its loss and gradient norm."""
         now, total = self.recipe.train.at(before), 0.0
         size = now.micro_batch
-        gradients = {name: torch.zeros_like(master) for name, master in self._masters.items()}
+        for name, weight in self._decoder.named_parameters():
+            weight.requires_grad = not matches(name, now.frozen)
+        trained = {name for name, weight in self._decoder.named_parameters() if weight.requires_grad}
+        gradients = {name: torch.zeros_like(self._masters[name]) for name in trained}
         parts = [range(first, first + size) for first in range(before, before + batch, size)]
         counted = [int((self._batch(part).targets >= 0).sum()) for part in parts]
         for part, count in zip(parts, counted, strict=True):
@@ -177,7 +181,7 @@ class PlainLoop:
                     gradients[name] += weight.grad
                     weight.grad = None
         for name, master in self._masters.items():
-            master.grad = gradients[name]
+            master.grad = gradients.get(name)
         norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), now.clip)
         if update:
             for group in self._adamw.param_groups:

@@ -10,10 +10,11 @@ Either engine resumes a checkpoint of the other, since it holds `Fragment`s of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
     from torch import Tensor
@@ -103,11 +104,20 @@ class Outcome(NamedTuple):
 
 
 class StepSettings(NamedTuple):
-    """Settings that may change every step: learning rate, weight decay of matrices, gradient norm to clip at."""
+    """Settings that may change every step: learning rate, weight decay of matrices, gradient norm to clip at.
+
+    Parameters whose names match a pattern of ``frozen`` do not change, nor their moments or the norm by them.
+    """
 
     lr: float
     weight_decay: float
     clip: float
+    frozen: Sequence[str] = ()
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a parameter's name matches one of these patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class Engine(Protocol):
@@ -159,6 +169,8 @@ def deepspeed_error(recipe: Recipe) -> str | None:
         return f"DeepSpeed has no context parallelism, and layout.cp = {recipe.layout.cp}"
     if recipe.train.shard != "state":
         return f'DeepSpeed runs train.shard = "state", not "{recipe.train.shard}"'
+    if recipe.train.frozen or any(change.frozen for change in recipe.train.change):
+        return "DeepSpeed trains every parameter, and train.frozen names some"
     if recipe.train.gradients != "fp32":
         return "DeepSpeed sums gradients in fp32"
     return "DeepSpeed keeps activations on the device" if recipe.train.offload_activations else None

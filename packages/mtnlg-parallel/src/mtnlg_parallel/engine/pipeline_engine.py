@@ -139,7 +139,9 @@ class PipelineEngine:
         order = orders(self._schedule, self._layout.pp, self._chunks, micro_batches)[self._place.pp]
         self.optimizer.begin_step(micro_batches)
         losses = self._run(order, batches or iter(()), 1 / (micro_batches * self._dp_group.size()), training=True)
-        figures = torch.stack([self._share_of_loss(losses, micro_batches), self.optimizer.finish_gradients()])
+        figures = torch.stack(
+            [self._share_of_loss(losses, micro_batches), self.optimizer.finish_gradients(settings.frozen)]
+        )
         wait_for(distributed.all_reduce(figures, async_op=True))
         loss, squares = figures.tolist()
         norm = math.sqrt(squares) if squares >= 0 else math.nan

@@ -7,7 +7,7 @@ context parallelism, whose ranks hold the same weights too, over dp x cp ranks.
     add, product      each micro-batch adds to the bucket's gradients; the first overwrites them
     reduce            after the last micro-batch's gradients: reduce-scatter to the ranks that own the shares
     norm              sum of squares of the shares, each parameter once; the caller sums it over all ranks
-    update            AdamW on this rank's share of the fp32 master weights
+    update            AdamW on this rank's share of the fp32 master weights, without frozen parameters
     gather            all-gather of the updated weights, first layer first; each layer waits for its own weights
 
 ``train.shard`` says what else than the optimizer's state a rank keeps only its share of, of matrices that are not
@@ -29,15 +29,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, distributed
+from torch.optim.adamw import adamw
 
 from mtnlg_parallel.model import products
 from mtnlg_parallel.waiting import wait_for
 
-from .contract import MOMENTS, Fragment
+from .contract import MOMENTS, Fragment, matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -107,7 +109,9 @@ class Bucket:
         if self.shards_weights:
             self._share = self._share.clone()
             without_memory(self.weights)
-        self.master = torch.nn.Parameter(self._share.float() if first.dtype != torch.float32 else self._share)
+        self.master = self._share.float() if first.dtype != torch.float32 else self._share
+        self.moments: dict[SlotName, Tensor] = {slot: torch.zeros_like(self.master) for slot in MOMENTS}
+        self._trained: list[slice] = []
 
     def _take(self, local: LocalParameter, start: int) -> int:
         """Move a parameter into the buffers at ``start``, and route its gradients there; returns where it ends."""
@@ -171,16 +175,26 @@ class Bucket:
             self._total += self._reduced
             without_memory(self.gradients)
 
-    def finish_reduce(self) -> Tensor:
-        """The rank's share of the summed gradients, in fp32; if they are in bf16 a copy, which the update frees."""
+    def finish_reduce(self, frozen: Sequence[str]) -> None:
+        """Wait for the share's summed gradients, in fp32; if they are in bf16 a copy, which the update frees."""
         self.add_share()
-        self.master.grad = share = self._total.float()
-        return share
+        self.master.grad = self._total.float()
+        edges = [self.begin]
+        for local, first in zip(self.parameters, self.starts, strict=True):
+            if matches(local.name, frozen):
+                edges += first, first + local.parameter.numel()
+        places = [min(max(edge, self.begin), self.end) - self.begin for edge in (*edges, self.end)]
+        self._trained = [slice(*ends) for ends in zip(places[::2], places[1::2], strict=True) if ends[0] < ends[1]]
+
+    def trained(self) -> Iterator[list[Tensor]]:
+        """Master weights, gradients and moments of every range of the share that is not frozen in this step."""
+        state = self.master, cast("Tensor", self.master.grad), *self.moments.values()
+        return ([tensor[part] for tensor in state] for part in self._trained)
 
     def publish(self) -> None:
         """Round the updated master weights, and start to gather the weights if they are kept whole."""
         if self._share.dtype != self.master.dtype:
-            self._share.copy_(self.master.detach())
+            self._share.copy_(self.master)
         if not self.shards_weights:
             self._start_gather()
 
@@ -201,8 +215,8 @@ class Bucket:
         gathering, self._gathering = self._gathering, None
         wait_for(gathering)
 
-    def fragments(self, moments: dict[SlotName, Tensor]) -> Iterator[Fragment]:
-        """The rank's share of every parameter; ``moments`` are those of the bucket."""
+    def fragments(self) -> Iterator[Fragment]:
+        """The rank's share of every parameter."""
         for local, first in zip(self.parameters, self.starts, strict=True):
             begin, end = max(first, self.begin), min(first + local.parameter.numel(), self.end)
             if begin < end:
@@ -212,8 +226,8 @@ class Bucket:
                     begin - first,
                     end - first,
                     self._share[share],
-                    self.master.detach()[share],
-                    {slot: moment[share] for slot, moment in moments.items()},
+                    self.master[share],
+                    {slot: moment[share] for slot, moment in self.moments.items()},
                 )
 
 
@@ -321,28 +335,10 @@ class ShardedOptimizer:
         self.on_release: Callable[[], None] = lambda: None
         """Called when weights are freed, and after a step's passes."""
         self._in_order_of_use = sorted(self.buckets, key=lambda bucket: places[bucket.parameters[-1].parameter])
-        groups: list[dict[str, Any]] = [
-            {"params": [bucket.master for bucket in self.buckets if bucket.kind.decays == decays], "decays": decays}
-            for decays in (True, False)
-        ]
-        groups = [group for group in groups if group["params"]]
-        self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
-        self._steps = 0  # counted here too: the host would wait for a GPU's count
-        for bucket in self.buckets:
-            zeros = {slot: torch.zeros_like(bucket.master) for slot in MOMENTS}
-            step = torch.tensor(0.0, device=bucket.master.device)
-            self._adamw.state[bucket.master] = {"step": step, **zeros}
-
-    @property
-    def steps(self) -> int:
+        beta1, beta2 = train.betas
+        self._adamw = partial(adamw, beta1=beta1, beta2=beta2, eps=train.eps, fused=True, amsgrad=False, maximize=False)
+        self.steps = 0
         """Number of updates; skipped steps do not count."""
-        return self._steps
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._steps = steps
-        for state in self._adamw.state.values():
-            state["step"].fill_(steps)
 
     def take_put_off(self) -> list[Callable[[], None]]:
         """Remove and return the deferred products."""
@@ -355,27 +351,38 @@ class ShardedOptimizer:
         for bucket in self.buckets:
             bucket.begin_step(micro_batches)
 
-    def finish_gradients(self) -> Tensor:
-        """Wait until all gradients are reduced; returns the fp64 sum of squares of this rank's terms of the norm."""
+    def finish_gradients(self, frozen: Sequence[str] = ()) -> Tensor:
+        """Wait until all gradients are reduced; returns the fp64 sum of squares of this rank's terms of the norm.
+
+        Parameters whose names match a pattern of ``frozen`` have no term, and the update leaves them as they are.
+        """
         for bucket in self.buckets:
             bucket.reduce()
-        shares = [(bucket.kind, bucket.finish_reduce()) for bucket in self.buckets]
-        squares = [_sum_of_squares(share) for kind, share in shares if kind.counts]
+        for bucket in self.buckets:
+            bucket.finish_reduce(frozen)
+        counted = (bucket for bucket in self.buckets if bucket.kind.counts)
+        squares = [_sum_of_squares(gradients) for bucket in counted for _, gradients, *_ in bucket.trained()]
         device = self.buckets[0].gradients.device
         return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, grad_norm: float, settings: StepSettings) -> None:
         """Clip by the norm over all ranks, update this rank's shares, and start to all-gather them."""
         scale = settings.clip / (grad_norm + 1e-6)
-        for group in self._adamw.param_groups:
-            group |= {"lr": settings.lr, "weight_decay": settings.weight_decay if group["decays"] else 0.0}
-        if scale < 1:
-            for bucket in self.buckets:
-                if bucket.master.grad is not None:
-                    bucket.master.grad.mul_(scale)
-        self._adamw.step()
-        self._adamw.zero_grad()  # which frees the fp32 copies of bf16 sums
-        self._steps += 1
+        for decays in (True, False):
+            trained = [part for bucket in self.buckets if bucket.kind.decays == decays for part in bucket.trained()]
+            if not trained:
+                continue
+            masters, gradients, exp_avgs, exp_avg_sqs = map(list, zip(*trained, strict=True))
+            for gradient in gradients if scale < 1 else ():
+                gradient.mul_(scale)
+            # The host knows the number of steps: it would wait for a GPU's count.
+            steps = [*torch.full((len(masters),), float(self.steps), device=masters[0].device)]
+            decay = settings.weight_decay if decays else 0.0
+            state = masters, gradients, exp_avgs, exp_avg_sqs
+            self._adamw(*state, [], steps, lr=settings.lr, weight_decay=decay)
+        self.steps += 1
+        for bucket in self.buckets:
+            bucket.master.grad = None  # which frees the fp32 copies of bf16 sums
         for bucket in self._in_order_of_use:
             bucket.publish()
 
@@ -420,8 +427,7 @@ class ShardedOptimizer:
     def fragments(self) -> Iterator[Fragment]:
         """The rank's share of every parameter."""
         for bucket in self.buckets:
-            state = self._adamw.state[bucket.master]
-            yield from bucket.fragments({slot: state[slot] for slot in MOMENTS})
+            yield from bucket.fragments()
 
 
 def _sum_of_squares(gradients: Tensor) -> Tensor:

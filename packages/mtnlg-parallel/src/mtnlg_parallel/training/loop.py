@@ -160,7 +160,7 @@ class Training:
         batch = recipe.batch_size.at(before.samples)
         samples = before.samples + batch
         now = recipe.train.at(before.samples)
-        settings = StepSettings(now.learning_rate.at(samples), now.weight_decay, now.clip)
+        settings = StepSettings(now.learning_rate.at(samples), now.weight_decay, now.clip, now.frozen)
         torch.manual_seed(self._dropout_seed(before.samples))
         waited, counted = (batches.waited, batches.counted) if batches else (0.0, 0)
         micro_batches = batch // recipe.batch_size.multiple

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from mtnlg_model.console import say
-from mtnlg_parallel.engine.contract import MOMENTS
+from mtnlg_parallel.engine.contract import MOMENTS, matches
 from mtnlg_parallel.engine.process import UnfitNode
 from mtnlg_parallel.environment import this_rank
 from mtnlg_parallel.statuses import Exit
@@ -167,11 +167,12 @@ class Watch:
 
     def _squares(self, settings: StepSettings) -> tuple[float, float]:
         """Sums of squares of this rank's master weights, and of the last update."""
-        train, steps, lr = self._recipe.train, self._engine.optimizer_steps, settings.lr
+        train, steps = self._recipe.train, self._engine.optimizer_steps
         corrections = [1 - beta**steps for beta in train.betas]
         sums = []
         for fragment in self._engine.fragments():
             if fragment.local.is_primary:
+                lr = 0.0 if matches(fragment.local.name, settings.frozen) else settings.lr
                 decay = settings.weight_decay if fragment.local.parameter.ndim > 1 else 0.0
                 tensors = (fragment.master, *(fragment.moments[slot] for slot in MOMENTS))
                 for w, m, v in zip(*(tensor.split(PART) for tensor in tensors), strict=True):  # type: ignore[no-untyped-call]
