@@ -16,6 +16,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.identity import IdentityError
+from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import prepare_run_dir
@@ -143,15 +144,34 @@ def stopped(run_ranks: RunRanks, data: Path, tmp_path_factory: pytest.TempPathFa
     return out
 
 
-def test_rollback_trains_on_without_the_samples_it_skips(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+def numbers(recipe: Recipe, samples: range) -> set[tuple[str, int]]:
+    """Folder and number in it of these samples of a run."""
+    parts = recipe.train.stream_parts
+    places = (next(part for part in reversed(parts) if part.at <= sample) for sample in samples)
+    return {(part.data, part.number(sample)) for part, sample in zip(places, samples, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("crosses", "skips"),
+    [(False, [((4, 8), (20, 52))]), (True, [((4, 8), (20, 36)), ((0, 19),), (), ()])],
+    ids=["one stream", "changes of folder and skips"],
+)
+def test_rollback_trains_on_without_the_samples_it_skips(  # noqa: PLR0917  (fixtures)
+    crosses: bool, skips: list[object], changes: list[Json], run_ranks: RunRanks, data: Path, tmp_path: Path
+) -> None:
     """As a run does that never read them. The recipe that would read them again is refused."""
-    recipe = recipe_of((1, 1, 2), **{**BASE, "samples": 48, "skip": [[4, 8]]}, checkpoint_every=1)
+    anneal = {"at": 24, "data": changes[1]["data"], "skip": [[3, 5]]}
+    change = [anneal, {"at": 32, "skip": [[9, 11]]}, {"at": 40, "data": ""}] if crosses else []
+    settings = {**BASE, "samples": 48, "skip": [[4, 8]], "change": change}
+    recipe = recipe_of((1, 1, 2), **settings, checkpoint_every=1)
     run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
-    command = ["rollback", str(tmp_path / "out"), "--to", "step-2", "--skip", "last"]
+    command = ["rollback", str(tmp_path / "out"), "--to", "step-2", "--skip", "LAST"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     written = load_recipe(tmp_path / "out" / "recipe.toml")
-    assert written.train.skip == ((4, 8), (20, 52))
+    assert [table.skip for table in (written.train, *written.train.change)] == skips
+    assert numbers(written, range(16)) == numbers(recipe, range(16))
+    assert not numbers(written, range(200)) & numbers(recipe, range(16, 48))
     with pytest.raises(IdentityError, match="skips samples"):
         prepare_run_dir(tmp_path / "out", recipe, open_data(data, recipe).fingerprint, resume=True)
     longer = written.model_copy(update={"train": written.train.model_copy(update={"samples": 80})})

@@ -154,21 +154,25 @@ def show_layout(
 def rollback_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of a run that is not running.")],
     to: Annotated[str, typer.Option(metavar="step-N", help="Checkpoint to go back to.")],
-    skip: Annotated[Literal["last"] | None, typer.Option(help="last: skip all samples read since.")] = None,
+    skip: Annotated[
+        Literal["last"] | None, typer.Option(case_sensitive=False, help="last: skip all samples read since.")
+    ] = None,
 ) -> None:
     """Go back to a checkpoint: later ones are removed, and the same train command resumes from it.
 
-    What --skip leaves out is written into the run's recipe; put the printed line into yours.
+    What --skip leaves out is written into the run's recipe; put what it prints into yours.
     """
     step = to.removeprefix("step-")
     if not step.isdecimal():
         raise UsageFailure(f"--to {to}: write step-N")
     from .record.rollback import rollback  # noqa: PLC0415  (seldom needed)
 
-    ranges = rollback(out, int(step), bool(skip))
+    train = rollback(out, int(step), bool(skip))
     say(f"{out}: step {step} is the newest checkpoint; the same command resumes from it")
     if skip:
-        say(f"its recipe leaves out {[*map(list, ranges)]}; put that into yours, or train {out / 'recipe.toml'}")
+        tables = [("[train]", train.skip), *((f"the change at = {each.at}", each.skip) for each in train.change)]
+        lines = " and ".join(f"skip = {[*map(list, ranges)]} in {table}" for table, ranges in tables if ranges)
+        say(f"its recipe has {lines}; put that into yours, or train {out / 'recipe.toml'}")
 
 
 app.command("plan")(plan_command)

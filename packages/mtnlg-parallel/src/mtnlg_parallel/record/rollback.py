@@ -1,7 +1,7 @@
 """Rolls a run back to an earlier checkpoint, and skips samples that it read after that.
 
-Later checkpoints and steps are removed, and the skipped range is written as ``skip`` into the run's own recipe. A
-resume refuses a recipe without it.
+Later checkpoints and steps are removed, and the skipped ranges, one per token folder that was read, are written as
+``skip`` into the run's own recipe. A resume refuses a recipe without them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from mtnlg_model.checkpoint.manifest import list_checkpoints, list_steps, read_m
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
+from mtnlg_parallel.recipe import Change
 from mtnlg_parallel.recipe_file import read_recipe
 
 from . import history, metrics
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from mtnlg_parallel.recipe import Train
 
 
-def rollback(out: Path, step: int, skip: bool = False) -> list[tuple[int, int]]:
-    """Make the checkpoint of ``step`` the newest of the run in ``out``; returns all ranges that its streams skip.
+def rollback(out: Path, step: int, skip: bool = False) -> Train:
+    """Make the checkpoint of ``step`` the newest of the run in ``out``; returns the run's settings from then on.
 
     With ``skip`` the run skips all samples that it has read since that checkpoint. Raises ``UsageFailure`` if the run
     has no such checkpoint or samples.
@@ -49,25 +50,31 @@ def rollback(out: Path, step: int, skip: bool = False) -> list[tuple[int, int]]:
         metrics.truncate_after(out, step)
         (out / SUMMARY).unlink(missing_ok=True)
         history.append(out, "rollback", step=step, skip=skip)
-    return [*train.skip, *(each for change in train.change for each in change.skip)]
+    return train
 
 
 def _skipping(train: Train, begin: int, read: int) -> Train:
-    """The settings that also skip what the run's samples from ``begin`` up to ``read`` have read."""
+    """The settings that also skip what the run's samples from ``begin`` up to ``read`` have read, in each folder."""
+    if begin >= read:
+        raise UsageFailure(f"--skip last: samples {begin} to {read} of the run are empty")
     parts = train.stream_parts
-    part = next(each for each in reversed(parts) if each.at <= begin)
-    beyond = next((each.at for each in parts if each.at > begin), read)
-    if not begin < read <= beyond:
-        hint = "write the range of the token stream as train.skip"
-        raise UsageFailure(f"--skip last: samples {begin} to {read} of the run are empty, or in two streams; {hint}")
-    first, end = part.number(begin), part.number(read - 1) + 1  # neither of which is in a range that is skipped now
+    lost: dict[str, tuple[int, int]] = {}
+    for part, end in zip(parts, [*(each.at for each in parts[1:]), read], strict=True):
+        first, last = max(part.at, begin), min(end, read) - 1
+        if first <= last:  # a folder is read on from where it stopped
+            since = lost[part.data][0] if part.data in lost else part.number(first)
+            lost[part.data] = since, part.number(last) + 1
+    folder, changes, written = "", list[Change](), set[str]()
 
     def skipping(skip: tuple[tuple[int, int], ...]) -> dict[str, object]:
-        return {"skip": tuple(sorted([*(each for each in skip if not first <= each[0] < end), (first, end)]))}
+        first, end = lost.get(folder, (0, 0))
+        ranges = {each for each in skip if not first <= each[0] < end}  # the others are within the new one
+        ranges |= {(first, end)} if folder in lost.keys() - written else set()
+        written.add(folder)
+        return {"skip": tuple(sorted(ranges))}
 
-    if not part.data:
-        return train.model_copy(update=skipping(train.skip))
-    changes = list(train.change)
-    number = next(number for number, change in enumerate(changes) if change.data == part.data)
-    changes[number] = changes[number].model_copy(update=skipping(changes[number].skip))
-    return train.model_copy(update={"change": tuple(changes)})
+    settings = skipping(train.skip)
+    for change in train.change:
+        folder = folder if change.data is None else change.data
+        changes.append(change.model_copy(update=skipping(change.skip)))
+    return train.model_copy(update={**settings, "change": tuple(changes)})
