@@ -98,6 +98,11 @@ def test_skipped_steps_stay_out_of_the_window() -> None:
     guard.record(taken(5, 100.0) | {"skipped": "loss_spike"})
     assert guard.judge(5.9, 1.0)
     assert not guard.exhausted
+    spike, command = taken(5, 100.0) | {"skip_reason": "loss is far off"}, "rollback out --to step-4 --skip last"
+    for newest, hint in (("step-4", f"mtnlg-parallel {command}"), ("step-5", "its loss is far off")):
+        warning = guard.warning(spike, [(int(newest[-1]), Path("out/checkpoints") / newest)])
+        assert warning.startswith("WARNING: step 5 was skipped: its loss is far off")
+        assert warning.endswith(hint)
     guard.record(
         taken(6, 0.0)
         | {"loss": None, "grad_norm": None, "skipped": "loss_not_finite", "skip_reason": "loss is not finite"}

@@ -44,6 +44,12 @@ def history(steps: Sequence[Step], settings: GuardSettings) -> Sequence[Step]:
     return steps[taken[-settings.window] :] if len(taken) >= settings.window else steps
 
 
+def go_back(checkpoint: Path) -> str:
+    """How to go on from the newest checkpoint before skipped steps."""
+    command = f"mtnlg-parallel rollback {checkpoint.parents[1]} --to {checkpoint.name} --skip last"
+    return f"to go on from the newest checkpoint from before, without the samples since: {command}"
+
+
 class TooManySkips(Failure):
     """Steps ``first`` to ``last`` were all skipped; ``checkpoint`` is the newest from before them, or None."""
 
@@ -51,9 +57,7 @@ class TooManySkips(Failure):
         self.first, self.last, self.checkpoint = first, last, checkpoint
         hint = "no checkpoint is from before them; see that the weights it began with are sound, lower train.lr, and "
         hint += "start over with --no-resume"
-        if checkpoint:
-            hint = f"the newest checkpoint from before them is {checkpoint}; to go on from it without their samples: "
-            hint += f"mtnlg-parallel rollback {checkpoint.parents[1]} --to {checkpoint.name} --skip last"
+        hint = go_back(checkpoint) if checkpoint else hint
         super().__init__(
             f"step {last}: {last - first + 1} steps in a row were skipped, the last because its {reason}; {hint}; "
             "or pass them with a higher guard.most_skips"
@@ -117,5 +121,14 @@ class Guard:
     def failure(self, checkpoints: Sequence[tuple[int, Path]]) -> TooManySkips:
         """The failure that ends an exhausted run; ``checkpoints`` are its (step, folder), oldest first."""
         first, last = self._skipped_in_a_row[0]["step"], self._skipped_in_a_row[-1]
-        good = [checkpoint for step, checkpoint in checkpoints if step < first]
-        return TooManySkips(first, last["step"], last["skip_reason"], good[-1] if good else None)
+        return TooManySkips(first, last["step"], last["skip_reason"], self._newest(checkpoints))
+
+    def warning(self, step: Step, checkpoints: Sequence[tuple[int, Path]]) -> str:
+        """A line that reports a step that was skipped, and how to go back."""
+        newest = self._newest(checkpoints)
+        hint = f"; {go_back(newest)}" if newest else ""
+        return f"WARNING: step {step['step']} was skipped: its {step['skip_reason']}{hint}"
+
+    def _newest(self, checkpoints: Sequence[tuple[int, Path]]) -> Path | None:
+        """The newest checkpoint from before the consecutive skipped steps."""
+        return next((path for step, path in reversed(checkpoints) if step < self._skipped_in_a_row[0]["step"]), None)

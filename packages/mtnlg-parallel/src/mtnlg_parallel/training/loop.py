@@ -38,7 +38,7 @@ from mtnlg_parallel.record.trackers import open_trackers
 
 from .checkpointing import BackgroundCheckpoint, StateCopier
 from .collectives import all_gather_json, broadcast_from_rank0
-from .guard import Guard
+from .guard import NO_TARGETS, Guard
 from .resume import resume
 from .samples import Prefetch, RunData, is_masked, micro_batches, validation_samples
 from .watch import Watch
@@ -278,12 +278,13 @@ class Training:
         )
 
     def _end_if_exhausted(self, step: Step) -> None:
-        """Record the step with the guard; raises `TooManySkips` on all ranks after too many consecutive skips."""
+        """Record the step with the guard, and report a skipped one; raises `TooManySkips` after too many in a row."""
         self.guard.record(step)
         if self.guard.exhausted:
             self.checkpoint.finish()
-            checkpoints = list_checkpoints(self.out / CHECKPOINTS)
-            raise self.guard.failure(checkpoints)
+            raise self.guard.failure(list_checkpoints(self.out / CHECKPOINTS))
+        if self.rank == 0 and step.get("skipped", NO_TARGETS.code) != NO_TARGETS.code:
+            say(self.guard.warning(step, list_checkpoints(self.out / CHECKPOINTS)))
 
 
 @contextmanager
