@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from mtnlg_model.checkpoint.manifest import latest
+from mtnlg_model.checkpoint.manifest import latest, list_checkpoints
 from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.cli import app
@@ -40,10 +40,12 @@ def changes(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
     ]
 
 
-LAYOUTS = {
-    "pipeline": [(1, 1, 2), (2, 1, 1), (1, 2, 1), (1, 1, 2)],
-    "deepspeed": [(1, 1, 2), (1, 2, 1), (1, 1, 1), (1, 1, 2)],
+SHARDED: Json = {"shard": "parameters"}
+LAYOUTS: dict[str, list[tuple[tuple[int, ...], Json]]] = {
+    "pipeline": [((1, 1, 2), SHARDED), ((2, 1, 1), {}), ((1, 2, 1), {}), ((1, 1, 1, 2), {})],
+    "deepspeed": [((1, 1, 2), {}), ((1, 2, 1), {}), ((1, 1, 1), {}), ((1, 1, 2), {})],
 }
+"""Of the parts of a run; the first and the last skip samples."""
 
 
 @pytest.mark.parametrize("engine", LAYOUTS)
@@ -53,13 +55,15 @@ def test_change_equals_stop_edit_and_resume(
     """To the last bit in one layout, and to fp32's rounding of the plain loop when each part has another one."""
     if engine == "pipeline":
         changes = [*changes[:1], {**changes[1], "frozen": FROZEN}, *changes[2:]]
-    whole = recipe_of((1, 1, 2), **BASE, engine=engine, change=changes)
+    layout, train = LAYOUTS[engine][0]
+    whole = recipe_of(layout, **BASE, **train, engine=engine, change=changes)
     steps = run_ranks("train", [whole], data=data, outs=[tmp_path / "whole"])[0][0]["steps"]
     ends = [0, 24, 40, 72, 96]
     for way in ("same", "other"):
         for number, (_, end) in enumerate(pairwise(ends)):
-            layout = LAYOUTS[engine][number if way == "other" else 0]
-            part = recipe_of(layout, **{**BASE, "samples": end}, engine=engine, change=changes[:number])
+            layout, train = LAYOUTS[engine][number if way == "other" else 0]
+            settings = {**BASE, **train, "samples": end, "engine": engine}
+            part = recipe_of(layout, **settings, change=changes[:number])
             run_ranks("train", [part], data=data, outs=[tmp_path / way])
     found = {name: list[Json](map(dict, read_steps(tmp_path / name))) for name in ("whole", "same", "other")}
     keys = ("loss", "grad_norm", "lr", "batch_size")
@@ -142,6 +146,12 @@ def stopped(run_ranks: RunRanks, data: Path, tmp_path_factory: pytest.TempPathFa
     run_ranks("train", [recipe_of((1, 1, 1), **{**BASE, "samples": 16}, checkpoint_every=1)], data=data, outs=[out])
     (out / "summary.json").unlink(missing_ok=True)
     return out
+
+
+def test_keep_every_keeps_checkpoints_for_good(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+    recipe = recipe_of((1, 1, 1), **{**BASE, "samples": 64}, checkpoint_every=1, keep=2, keep_every=3)
+    run_ranks("train", [recipe], data=data, outs=[tmp_path])
+    assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [3, 6, 7, 8]
 
 
 def numbers(recipe: Recipe, samples: range) -> set[tuple[str, int]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from mtnlg_data.stream import open_stream
 from mtnlg_parallel import waiting
 from mtnlg_parallel.conformance.reference import PlainLoop
 from mtnlg_parallel.recipe import Recipe
@@ -60,12 +61,25 @@ def expected(data: Path, changes: list[Json]) -> dict[int, Json]:
     """The figures of every third step by the plain loop."""
     recipe = watched((1, 1, 1), change=changes)
     stream = open_data(data, recipe).train
+    folders = {"": data, "anneal/": Path(changes[0]["data"])}
+    windows = {
+        f"{prefix}{source.name}": source.windows
+        for prefix, folder in folders.items()
+        for source in open_stream(folder / "tokens", 8, "train").sources
+    }
     loop, losses, found = PlainLoop(recipe, "fp32", stream=stream), dict[str, list[float]](), dict[int, Json]()
+    outputs = dict[int, torch.Tensor]()
+    for n, decoder_layer in enumerate(loop._decoder.layers):
+        decoder_layer.register_forward_hook(lambda _layer, _inputs, y, n=n: outputs.__setitem__(n, y))
     for number, (before, batch) in enumerate(recipe.batch_size.steps(recipe.train.samples), 1):
         with torch.no_grad():
             for sample in range(before, before + batch if number != SKIPPED else before):
                 loss = float(loop.loss(range(sample, sample + 1)))
                 losses.setdefault(stream.source(sample), []).append(loss)
+        outputs.clear()
+        with torch.no_grad():
+            loop.loss(range(before, before + batch))
+        largest, layer = max((float(output.abs().max()), f"layers.{n}") for n, output in outputs.items())
         weights = loop.state().arrays
         loop.step(before, batch, number != SKIPPED)
         after = loop.state().arrays
@@ -80,6 +94,9 @@ def expected(data: Path, changes: list[Json]) -> dict[int, Json]:
         ]
         found[number] = {
             "tokens": {name: 8 * count for name, count in counted(stream, before + batch).items()},
+            "passes": {name: count / windows[name] for name, count in counted(stream, before + batch).items()},
+            "activation_max": largest,
+            "activation_layer": layer,
             "loss": {source: np.mean(values) for source, values in losses.items() if values},
             "parameter_norm": norms[0],
             "update_ratio": norms[1] / norms[0],
@@ -108,11 +125,25 @@ def test_figures_equal_the_plain_loops(  # noqa: PLR0917  (fixtures)
         step = steps[number]
         sources = {name: each for name, each in step["sources"].items() if each["tokens"]}
         assert {name: each["tokens"] for name, each in sources.items()} == wanted["tokens"]
+        assert {name: each["passes"] for name, each in sources.items()} == pytest.approx(wanted["passes"])
         losses = {name: each["loss"] for name, each in sources.items() if "loss" in each}
         assert losses == pytest.approx(wanted["loss"], rel=FP32)
         assert [step[key] for key in FIGURES] == pytest.approx([wanted[key] for key in FIGURES], rel=1e-4)
-        assert step["activation_max"] > 0
+        assert step["activation_max"] == pytest.approx(wanted["activation_max"], rel=FP32)
+        assert step["activation_layer"] == wanted["activation_layer"]
         assert "memory_peak" not in step  # on a CPU
+
+
+def test_frozen_parameters_have_no_update(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+    """Of all, the norm is 0 and the weights stay; of the matrices, less moves than where all are trained."""
+    norms = {}
+    for frozen in ("*", "*.weight", "embedding.position.*"):
+        recipe = watched((1, 1, 1), samples=32, frozen=[frozen])
+        run_ranks("train", [recipe], data=data, outs=[tmp_path / str(len(norms))])
+        steps = [step for step in read_steps(tmp_path / str(len(norms))) if "update_ratio" in step]
+        norms[frozen] = [(step["grad_norm"], step["update_ratio"]) for step in steps]
+    assert {*norms["*"]} == {(0.0, 0.0)}
+    assert all(0 < few[1] < most[1] for few, most in zip(*[*norms.values()][1:], strict=True))
 
 
 @pytest.mark.parametrize(

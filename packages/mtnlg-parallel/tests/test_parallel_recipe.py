@@ -245,6 +245,13 @@ def test_a_length_may_be_samples_steps_or_tokens(small: Path, length: str, sampl
     assert load_recipe(small, [f"train.warmup={length}", "train.decay=2000 steps"]).train.warmup == samples
 
 
+def test_changes_may_begin_at_tokens_or_steps(small: Path) -> None:
+    """Steps of 8 samples, and of 16 from the first on that begins at sample 5 or later."""
+    changes = 'train.change=[{at = "640 tokens", batch = 16}, {at = "15 steps", lr = 1e-5}]'
+    train = load_recipe(small, ["train.samples=40 steps", changes]).train
+    assert [change.at for change in train.change] == [5, 8 + 14 * 16]
+
+
 @pytest.mark.parametrize("steps", [1, 3, 40])
 def test_steps_count_the_ramp(small: Path, steps: int) -> None:
     ramp = "train.ramp={start=2, increment=2, samples=40}"
