@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mtnlg_eval.scoring import packed_attention
 from mtnlg_eval.scoring.packed_attention import PackedAttention, Span, plan_attention
 from mtnlg_model import functional
-from mtnlg_model.config import ModelConfig
+from mtnlg_model.config import LayerConfig, ModelConfig
 from mtnlg_model.decoder import Decoder
 
 Text = tuple[int, ...]
@@ -26,9 +26,12 @@ STEP = 32  # rows of a product, on one thread
 BLOOM = {"positions": "alibi", "embedding_norm": True}
 GPTJ = {"positions": "rotary", "parallel_residual": True, "shared_norm": True, "head_bias": True, "tied": False}
 LLAMA = {"positions": "rotary", "kv_heads": 1, "norm": "rms", "mlp": "swiglu", "bias": False, "tied": False}
+GPT_NEO = {"by_layer": (LayerConfig(window=100), LayerConfig())}
 
 
-@pytest.fixture(scope="module", params=[{}, LLAMA, BLOOM, GPTJ], ids=["gpt", "llama", "bloom", "gptj"])
+@pytest.fixture(
+    scope="module", params=[{}, LLAMA, BLOOM, GPTJ, GPT_NEO], ids=["gpt", "llama", "bloom", "gptj", "gpt_neo"]
+)
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     """With heads of 64, whose sums over keys a BLAS cuts up, and a context of several blocks of keys."""
     gpt = ModelConfig(layers=2, hidden=128, heads=2, sequence=1100, vocabulary=100)

@@ -1,15 +1,21 @@
 """The decoder's parts: attention passed in, and dropout; families are in test_families."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
+from mtnlg_model import alibi
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import preset
-from mtnlg_model.functional import AttentionOp
+from mtnlg_model.functional import AttentionOp, attention, causal_mask
 
 Build = Callable[[ModelConfig], Decoder]
 
@@ -92,3 +98,60 @@ def test_meta_device_allocates_nothing_for_largest_preset() -> None:
         decoder = Decoder(preset("mt-nlg-530b"))
     assert {name: tuple(p.shape) for name, p in decoder.named_parameters()} == preset("mt-nlg-530b").parameter_shapes()
     assert all(parameter.is_meta for parameter in decoder.parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"cap": 2.0}, {"slopes": alibi.slopes(4)}], ids=str)
+@pytest.mark.parametrize(("queries", "keys", "window"), [(300, 300, 9), (300, 300, 150), (1, 30, 9), (260, 500, 200)])
+def test_blocks_of_a_window_equal_the_mask(queries: int, keys: int, window: int, options: dict[str, Any]) -> None:
+    inputs = [torch.randn(2, *shape, 8, requires_grad=True) for shape in ((4, queries), (2, keys), (2, keys))]
+    results = []
+    for mask in (None, causal_mask(queries, keys)):
+        out = attention(inputs[0], inputs[1], inputs[2], mask, 0.3, 0.0, window, **options)
+        results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
+
+
+KERNELS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 2 * math.prod(q) * k[2],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda _, q, k, *__, **___: (
+        5 * math.prod(q) * k[2]
+    ),
+}
+"""Products of a kernel, which the counter does not know."""
+
+
+def work(window: int | None, cap: float | None) -> tuple[int, int]:
+    """Operations of both passes, and the bytes that forward keeps for backward."""
+    q, k, v = (torch.randn(1, heads, 1024, 16, requires_grad=True) for heads in (4, 2, 2))
+    kept: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter, saved_tensors_hooks(keep, lambda x: x):
+        attention(q, k, v, None, 0.1, 0.0, window, cap).sum().backward()
+    return counter.get_total_flops(), sum(kept.values())
+
+
+@pytest.mark.parametrize(("cap", "bytes_share"), [(None, 1.2), (5.0, 0.25)])
+def test_a_window_takes_less_work_and_memory(cap: float | None, bytes_share: float) -> None:
+    """Counted as if the kernel computed what causality hides: half is what full attention takes."""
+    (full, full_bytes), (less, less_bytes) = work(None, cap), work(64, cap)
+    assert less < 0.2 * full
+    assert less_bytes < bytes_share * full_bytes
+
+
+def test_flash_attention_takes_the_window() -> None:
+    """PyTorch's kernel has the arguments that we give it; on the meta device it computes shapes alone."""
+    q, k, v = (torch.empty(2, heads, 300, 64, device="meta", dtype=torch.bfloat16) for heads in (4, 2, 2))
+    q.requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        out = attention(q, k, v, None, 0.1, 0.1, 9)
+        (gradient,) = torch.autograd.grad(out.sum(), q)
+    assert out.shape == gradient.shape == q.shape
+    assert [*counter.get_flop_counts()["Global"]] == [
+        torch.ops.aten._flash_attention_forward,
+        torch.ops.aten._flash_attention_backward,
+    ]

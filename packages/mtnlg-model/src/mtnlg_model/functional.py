@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor
+from torch.autograd import Function
 
 from . import alibi
 
@@ -39,6 +40,9 @@ TABLE_ROWS = 8192
 
 MAX_FLASH_HEAD = 256
 """Largest head size of flash attention; head sizes must be multiples of 8."""
+
+BLOCK = 128
+"""Queries with a window that attend together, to the keys of all their windows."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
@@ -155,7 +159,8 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     (b, n, s, d), (g, t) = q_BNSD.shape, k_BGTD.shape[1:3]
     is_causal = False
     if window is not None and window < t:
-        mask = causal_mask(s, t, q_BNSD.device) if mask is None else mask
+        if mask is None:
+            return _windowed(q_BNSD, k_BGTD, v_BGTD, scale, rate, window, cap)
         mask = mask & ~F.pad(mask[..., window:], (0, window))  # drop keys `window` before an allowed key
     elif mask is None and s > 1:  # an `if`: compiled decoders have no bool of dynamic sizes
         if s < t:
@@ -184,6 +189,68 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     )
 
 
+def _windowed(  # noqa: PLR0917  (as `attention`)
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, scale: float, rate: float, window: int, cap: float | None
+) -> Tensor:
+    """Causal `attention` that computes no scores beyond the windows, but for those of other queries of a block."""
+    s, t = q_BNSD.shape[2], k_BGTD.shape[2]
+    if cap is None and has_flash(q_BNSD):
+        q, k, v = (x.transpose(1, 2) for x in (q_BNSD, k_BGTD, v_BGTD))
+        return flash_varlen(q, k, v, (None, None), (s, t), scale, rate, window).transpose(1, 2)
+    if torch.compiler.is_compiling():  # one graph for all lengths
+        return attention(q_BNSD, k_BGTD, v_BGTD, causal_mask(s, t, q_BNSD.device), scale, rate, window, cap)
+    band = causal_mask(BLOCK, BLOCK + window - 1, q_BNSD.device).triu()
+    if cap is None:  # PyTorch makes this of a boolean mask, and would keep one for each block
+        band = torch.zeros_like(band, dtype=q_BNSD.dtype).masked_fill_(~band, -torch.inf)
+    sliced, outs = [_Sliced(x) for x in (q_BNSD, k_BGTD, v_BGTD)], []
+    for start in range(0, s, BLOCK):
+        end, before = min(start + BLOCK, s), min(t - s + start, window - 1)
+        keys = slice(t - s + start - before, t - s + end)
+        q, k, v = (x[part] for x, part in zip(sliced, (slice(start, end), keys, keys), strict=True))
+        mask = band[: end - start, window - 1 - before : window - 1 + end - start]
+        outs.append(attention(q, k, v, mask, scale, rate, None, cap))
+    return torch.cat(outs, 2)
+
+
+class _Sliced:
+    """Slices of a tensor's tokens, whose gradients are summed in place: autograd makes each as large as the tensor."""
+
+    def __init__(self, x_BNSD: Tensor) -> None:
+        self._sums: list[Tensor] = []
+        self._x_BNSD = _Whole.apply(x_BNSD, self._sums)  # type: ignore[no-untyped-call]
+
+    def __getitem__(self, part: slice) -> Tensor:
+        x_BNSD: Tensor = _Part.apply(self._x_BNSD, self._sums, part)  # type: ignore[no-untyped-call]
+        return x_BNSD
+
+
+class _Whole(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sums: list[Tensor]) -> Tensor:  # noqa: ANN401  (autograd's context)
+        ctx.sums = sums
+        ctx.set_materialize_grads(False)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, _: None) -> tuple[Tensor, None]:  # noqa: ANN401  (as above)
+        return ctx.sums.pop(), None
+
+
+class _Part(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sums: list[Tensor], part: slice) -> Tensor:  # noqa: ANN401  (as above)
+        ctx.figures = x.shape, sums, part
+        return x[:, :, part]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:  # noqa: ANN401  (as above)
+        shape, sums, part = ctx.figures
+        if not sums:
+            sums.append(gradient.new_zeros(shape))
+        sums[0][:, :, part] += gradient
+        return None, None, None
+
+
 def has_flash(q: Tensor) -> bool:
     """Whether PyTorch's flash attention takes these queries [..., D]; of GPUs it needs Ampere or later."""
     d = q.shape[-1]
@@ -196,7 +263,7 @@ def flash_varlen(  # noqa: PLR0917  (as `attention`)
     q_TND: Tensor,
     k_UGD: Tensor,
     v_UGD: Tensor,
-    bounds: tuple[Tensor, Tensor],
+    bounds: tuple[Tensor | None, Tensor | None],
     longest: tuple[int, int],
     scale: float,
     rate: float,
@@ -205,7 +272,8 @@ def flash_varlen(  # noqa: PLR0917  (as `attention`)
     """Causal flash attention within each of n sequences, the last query of each at its last key -> [T, N, D].
 
     ``bounds`` are the cumulative sums from 0 of the sequences' numbers of queries and of keys, int32 [n + 1];
-    ``longest`` are upper bounds of those numbers. Queries after the last sequence get no result.
+    ``longest`` are upper bounds of those numbers. Queries after the last sequence get no result. Without bounds, the
+    first axis has sequences as long as ``longest``.
     """
     sides: Any = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
     # No public function of PyTorch takes sequences, windows and dropout. The flags: causal, return no mask.

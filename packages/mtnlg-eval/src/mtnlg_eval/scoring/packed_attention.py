@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from mtnlg_model.functional import attention, flash_varlen, has_flash
+from mtnlg_model.functional import attention, causal_mask, flash_varlen, has_flash
 from mtnlg_model.generation.sampling import to_device
 
 if TYPE_CHECKING:
@@ -159,7 +159,10 @@ class PackedAttention:
                 x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:]).transpose(1, 2)
                 for x, indices in ((q_SND, batch.queries), (k_SND, batch.keys), (v_SND, batch.keys))
             )
-            outputs.append(attention(q_GNsD, k_GNtD, v_GNtD, batch.mask, *figures).transpose(1, 2).flatten(0, 1))
+            mask = batch.mask
+            if mask is None and figures[2]:  # as in other batches: without a mask, blocks have fewer keys
+                mask = causal_mask(q_GNsD.shape[2], q_GNsD.shape[2])
+            outputs.append(attention(q_GNsD, k_GNtD, v_GNtD, mask, *figures).transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, output_index)
 
     @cached_property
