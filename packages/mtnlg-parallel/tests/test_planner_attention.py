@@ -118,6 +118,13 @@ def test_documents_shorten_the_rows_of_attention() -> None:
     assert halves.model_flops < halves._replace(document=2048.0).model_flops == whole.model_flops
 
 
+def test_windows_shorten_what_is_recomputed() -> None:
+    """Attention again is a third of its operations in forward and backward, with windows as without."""
+    model = ModelConfig.model_validate(SMALL.model_dump() | {"by_layer": [{"window": 512}, {}]}, strict=False)
+    wider, run = (Run(each, Layout(), 8, recompute="selective", cluster=H100) for each in (SMALL, model))
+    assert wider.model_flops - run.model_flops == pytest.approx(3 * (wider.hardware_flops - run.hardware_flops) / 4)
+
+
 @pytest.mark.parametrize(
     ("settings", "share"),
     [

@@ -178,7 +178,8 @@ class Run(NamedTuple):
         """Operations of a step with recomputation: HFU counts these."""
         model, again = self.model, RECOMPUTED_SHARE[self.recompute]
         if self.recompute == "selective":
-            core = 4.0 * self.batch * model.layers * model.sequence * self.row * model.heads * model.head_size
+            keys = model.mean_of_layers(lambda layer: min(layer.window or self.row, self.row))
+            core = 4.0 * self.batch * model.layers * model.sequence * keys * model.heads * model.head_size
             return self.model_flops + core
         return self.model_flops + again * (self._per_step(ModelConfig.hardware_flops) - self.model_flops)
 
