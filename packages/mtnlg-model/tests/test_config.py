@@ -71,6 +71,15 @@ def test_a_wrong_kind_of_qk_norm_is_one_line() -> None:
     assert str(failure.value) == "recipe.toml: qk_norm = 'all': Input should be false, true, 'full' or 'by-head'"
 
 
+def test_a_key_of_another_kind_of_scaling_is_not_offered() -> None:
+    model = {"layers": 1, "hidden": 8, "heads": 1, "sequence": 8, "vocabulary": 9, "positions": "rotary"}
+    with pytest.raises(UsageFailure) as failure:
+        validate({**model, "rotary_scaling": {"factor": 2.0, "beta_fats": 3.0}}, ModelConfig, "here")
+    lines = str(failure.value).splitlines()
+    assert "here: rotary_scaling.LinearScaling.beta_fats = 3.0: unknown key; valid keys: factor" in lines
+    assert any("YarnScaling.beta_fats = 3.0: unknown key; did you mean beta_fast? " in line for line in lines)
+
+
 def test_derived_widths_follow_in_a_copy() -> None:
     small, wide = PRESETS["tiny"], PRESETS["tiny"].model_copy(update={"hidden": 128})
     assert (small.head_size, small.ffn, small.kv_heads) == (16, 256, 4)

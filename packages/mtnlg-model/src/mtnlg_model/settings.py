@@ -173,7 +173,8 @@ def _valid_keys(schema: type[BaseModel], path: Sequence[int | str]) -> set[str]:
         if isinstance(part, int):
             continue
         inner = [m.model_fields[part].annotation for m in models if part in getattr(m, "model_fields", {})]
-        models = [leaf for annotation in inner for leaf in _models_within(annotation)] or models
+        within = [leaf for annotation in inner for leaf in _models_within(annotation)]
+        models = within or [m for m in models if m.__name__ == part] or models
     return {field.alias or name for m in models for name, field in m.model_fields.items()}
 
 
