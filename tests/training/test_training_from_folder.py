@@ -29,14 +29,13 @@ from training.test_training_chat_models import NAMES, write_tokenizer
 
 TOKENS = 70  # more than the data's 64, and no multiple of 4
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = SMALL | {"num_key_value_heads": 2, "intermediate_size": 32, "max_position_embeddings": 8, "vocab_size": TOKENS}
 CONFIGS = {
     "gpt2": transformers.GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=8, vocab_size=TOKENS),
-    "llama": transformers.LlamaConfig(
-        **SMALL, num_key_value_heads=2, intermediate_size=32, max_position_embeddings=8, vocab_size=TOKENS
-    ),
-    "qwen3": transformers.Qwen3Config(
-        **SMALL, num_key_value_heads=2, head_dim=8, intermediate_size=32, max_position_embeddings=8, vocab_size=TOKENS
-    ),
+    "llama": transformers.LlamaConfig(**LLAMA),
+    "qwen3": transformers.Qwen3Config(**LLAMA, head_dim=8),
+    "gemma2": transformers.Gemma2Config(**LLAMA, head_dim=8, sliding_window=4, query_pre_attn_scalar=8),
+    "olmo2": transformers.Olmo2Config(**LLAMA),
 }
 TRAIN = """
 [model]
@@ -97,14 +96,33 @@ def test_run_from_a_folder_equals_run_from_its_import(  # noqa: PLR0917  (two ar
     losses = [[(step["loss"], step["grad_norm"]) for step in read_steps(out)] for out in outs]
     assert losses[0] == losses[1]
     if precision == "fp32":
-        inputs, targets, *_ = next(micro_batches(open_stream(data / "tokens", 8), range(8), 8, 1, 0))
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
-        assert losses[0][0][0] == pytest.approx(float(loss), rel=FP32)
+        first = first_loss(transformers.AutoModelForCausalLM.from_pretrained(folder), data, 8)
+        assert losses[0][0][0] == pytest.approx(first, rel=FP32)
     export_huggingface(Checkpoint.open(outs[0] / "checkpoints"), tmp_path / "exported")
     assert not differences(read_config(tmp_path / "exported"), read_config(folder), TRAINING_ONLY)
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported").config.vocab_size == TOKENS
+
+
+def first_loss(model: transformers.PreTrainedModel, data: Path, sequence: int) -> float:
+    """Of the first step's 8 samples."""
+    inputs, targets, *_ = next(micro_batches(open_stream(data / "tokens", sequence), range(8), 8, 1, 0))
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten()))
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_longer_context_by_yarn(run_ranks: RunRanks, data: Path, folder: Path, tmp_path: Path) -> None:
+    """Twice the sequence, with wavelengths stretched as the recipe asks, in training and in the exported model."""
+    scaling = ("factor=2.0", "original_sequence=8", "beta_fast=2.0", "attention_factor=1.1")
+    words = ("train.precision=fp32", "model.sequence=16", *(f"model.rotary_scaling.{each}" for each in scaling))
+    recipe = recipe_from(folder, *words)
+    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
+    export_huggingface(Checkpoint.open(tmp_path / "out" / "checkpoints"), tmp_path / "exported")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "exported")
+    assert (config.max_position_embeddings, config.rope_parameters["rope_type"]) == (16, "yarn")
+    assert (config.rope_parameters["factor"], config.rope_parameters["attention_factor"]) == (2.0, 1.1)
+    first = first_loss(transformers.AutoModelForCausalLM.from_pretrained(folder, config=config), data, 16)
+    assert next(read_steps(tmp_path / "out"))["loss"] == pytest.approx(first, rel=FP32)
 
 
 def test_each_tensor_is_converted_once(run_ranks: RunRanks, folder: Path) -> None:
