@@ -27,6 +27,7 @@ from mtnlg_parallel.training.samples import micro_batches, open_data
 from training.reference_loop import FP32, RunRanks
 from training.test_training_chat_models import NAMES, write_tokenizer
 
+ROWS = Path(__file__).parents[2] / "packages" / "mtnlg-eval" / "tests" / "rows"
 TOKENS = 70  # more than the data's 64, and no multiple of 4
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = SMALL | {"num_key_value_heads": 2, "intermediate_size": 32, "max_position_embeddings": 8, "vocab_size": TOKENS}
@@ -162,7 +163,7 @@ def test_continue_llama_recipe(tmp_path: Path) -> None:
     (recipe / "documents").mkdir()
     lines = [json.dumps({"text": " ".join(texts[number::30]) * 9}) for number in range(30)]
     (recipe / "documents" / "own.jsonl").write_text("\n".join(lines))
-    small = ("model.sequence=64", "train.samples=16", "train.batch=8", "train.warmup=0", "train.validation_samples=8")
+    small = ("model.sequence=192", "train.samples=16", "train.batch=8", "train.warmup=0", "train.validation_samples=8")
     for words in (
         ("mtnlg-data", "run", ".", "--out", "data"),
         (
@@ -178,8 +179,10 @@ def test_continue_llama_recipe(tmp_path: Path) -> None:
             *(f"--set={one}" for one in small),
         ),
         ("mtnlg-model", "export", "run/checkpoints", "continued"),
+        ("mtnlg-eval", "run", "continued", "--out", "scores", "--data", ROWS, "--tasks", "hans", "--shots", "0"),
     ):
         subprocess.run([Path(sys.executable).with_name(words[0]), *words[1:]], cwd=recipe, check=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(recipe / "continued")
     assert (model.config.vocab_size, len([*read_steps(recipe / "run")])) == (400, 2)
     assert transformers.AutoTokenizer.from_pretrained(recipe / "continued").eos_token == names[1]
+    assert json.loads((recipe / "scores" / "results.json").read_bytes())["scores"]
