@@ -52,7 +52,7 @@ def test_resumed_run_skips_the_same_steps(
     """Its guard needs as many steps that were taken as its window holds, however many lie between."""
     leaps = {"leap": [7, 8, 10, 11, 13, 15]}
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    train = {"ramp": None, "change": change}
+    train: dict[str, Any] = {"ramp": None, "change": change}
     parts = [recipe_of((1, 1, 2), guard=GUARD, samples=samples, **train) for samples in (128, 112, 128)]
     run_ranks("train", parts, data=data, outs=[whole, halves, halves], faults=leaps)
     runs = [[(step["loss"], "skipped" in step) for step in read_steps(out)] for out in (whole, halves)]

@@ -136,7 +136,7 @@ def test_figures_equal_the_plain_loops(  # noqa: PLR0917  (fixtures)
 
 def test_frozen_parameters_have_no_update(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     """Of all, the norm is 0 and the weights stay; of the matrices, less moves than where all are trained."""
-    norms = {}
+    norms: dict[str, Any] = {}
     for frozen in ("*", "*.weight", "embedding.position.*"):
         recipe = watched((1, 1, 1), samples=32, frozen=[frozen])
         run_ranks("train", [recipe], data=data, outs=[tmp_path / str(len(norms))])
