@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,13 +26,14 @@ from mtnlg_data import Clean, Deduplicate, Extract, Local, Recipe, curate, load_
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.planning.corpus_size import assumed_corpus
 from mtnlg_data.planning.plan import plan
+from mtnlg_data.report import write_report
 from mtnlg_data.transfer.publish import last_stage
 from mtnlg_data.user_code import code_digest, open_step
 
 FILTERS = '''
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from mtnlg_data import Document, Drop, Outcome, Step
+from mtnlg_data import Document, Drop, Outcome, Rule, Step, measure
 from mtnlg_data.settings import Settings, setting
 
 ADVERTS = ("buy now", "order today")
@@ -83,6 +85,20 @@ class Tiny(Step[TinySettings]):
             lengths = pc.utf8_length(batch["text"]).to_numpy()
             return Outcome.keep(batch, lengths >= self.settings.least, "tiny", lengths)
         return decide
+
+class TrustKeys(Settings):
+    trusted: bool = setting(False, "Pass the documents unchanged.")
+
+class Trust(Step[TinySettings, TrustKeys]):
+    version = 1
+    open = Tiny.open
+
+    def role(self, source):
+        return "past" if self.sources[source].trusted else "through"
+
+@measure("harbours", rules=[Rule("harbour_words", at_most=setting(1, "Most harbours.", ge=0))])
+def harbours(batch, settings):
+    return [pc.count_substring(batch.column, "harbour").to_numpy()]
 
 def count_words(item, output, per):
     table = pq.read_table(item.path, columns=["text"])
@@ -198,6 +214,8 @@ def test_functions_and_classes_keep_drop_and_change(run: tuple[Path, dict[str, A
     assert stage(summary, "mean")["details"]["mean"] > 60
     (dropped,) = (out / "03-fix" / "dropped").glob("*.parquet")
     assert {(row["reason"], row["score"] > 100) for row in pq.read_table(dropped).to_pylist()} == {("advert", True)}
+    page = write_report(out).read_text()
+    assert not [name for name in ("long", "fix", "advert", "mask", "tiny", "mean") if f">{name}<" not in page]
 
 
 def test_why_and_inspect_go_by_the_order_of_the_recipe(run: tuple[Path, dict[str, Any]]) -> None:
@@ -331,19 +349,41 @@ def test_ray_workers_load_the_code_of_a_file(recipe: Path, run: tuple[Path, dict
     assert digests(out) == digests(run[0])
 
 
-def test_an_installed_package_gives_steps_by_name(
+def test_an_installed_package_gives_steps_and_rules(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By entry point or import path; the steps have keys of sources, and settings by source and language."""
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[mtnlg_data.steps]\nshorter = their_steps:keep_long\n")
+    groups = {"steps": "shorter = their_steps:keep_long", "rules": "harbours = their_steps:harbours"}
+    (info / "entry_points.txt").write_text("".join(f"[mtnlg_data.{key}]\n{line}\n" for key, line in groups.items()))
     (tmp_path / "their_steps.py").write_text(FILTERS)
     monkeypatch.syspath_prepend(tmp_path)
-    steps = "steps=['extract','shorter']"
-    resolved = load_recipe(recipe, [steps, "shorter.least=5"])
-    summary = curate(resolved, tmp_path / "o", Local(1))
-    assert stage(summary, "shorter")["documents_out"] == 53
+    tables = [
+        *(
+            "steps=['extract','filter','shorter','again','trust']",
+            "shorter.least=5",
+            "sources.books.filters=['harbours']",
+        ),
+        *("again.use=their_steps:keep_long", "again.least=1", "again.where.language.de.least=1000"),
+        *("again.where.source.web.least=60", "trust.use=their_steps:Trust", "trust.least=1_000_000"),
+        "sources.books.trusted=true",
+    ]
+    summary = curate(load_recipe(recipe, tables), tmp_path / "o", Local(1))
+    dropped = {
+        (one["name"], source): counts["dropped"]
+        for one in summary["stages"]
+        for source, counts in one["sources"].items()
+        if counts["dropped"]
+    }
+    harbours = sum(corpus.text(number).count("harbour") > 1 for number in range(30))
+    assert dropped == {
+        ("filter", "books"): {"harbour_words": harbours},
+        ("again", "web"): {"again": 3},  # two of few words, and the German text
+        ("trust", "web"): {"tiny": 20},
+    }
+    assert stage(summary, "trust")["documents_out"] == 30 - harbours
 
 
 def test_one_step_by_itself_on_the_command_line(run: tuple[Path, dict[str, Any]], recipe: Path, tmp_path: Path,
@@ -375,6 +415,19 @@ def test_built_in_stage_is_one_file(tmp_path: Path) -> None:
     package = Path(str(sys.modules["mtnlg_data"].__file__)).parent
     copy = tmp_path / "mtnlg_data"
     shutil.copytree(package, copy)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    keys = (
+        "import sys; from mtnlg_data import load_recipe; print([s.run_key() for s in load_recipe(sys.argv[1]).steps])"
+    )
+    printed = []
+    for wording in ("", "Reworded: "):  # of docstrings, of what settings mean and of errors, which no key covers
+        for path in copy.glob("steps/*.py"):
+            text = re.sub(r'"""(?=[A-Z])', f'"""{wording}', path.read_text())
+            path.write_text(re.sub(r'(Failure\(f?|^ +)"(?=[A-Z])', rf'\1"{wording}', text, flags=re.MULTILINE))
+        words = [sys.executable, "-c", keys, str(corpus.write_run(tmp_path, 2))]
+        printed.append(subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert '"""Reworded: ' in (copy / "steps" / "clean.py").read_text()
+    assert printed[0] == printed[1]
     (copy / "steps" / "shout.py").write_text(
         '"""Drop documents that shout."""\n\n'
         "import numpy as np\n"
@@ -392,7 +445,6 @@ def test_built_in_stage_is_one_file(tmp_path: Path) -> None:
         "        return decide\n"
     )
     (tmp_path / "in.jsonl").write_text('{"text": "LOUD"}\n{"text": "a quiet text"}\n')
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "mtnlg_data.cli"]
     words = ["shout", "in.jsonl", "--out", "o", "--most", "0.3", "--workers", "1", "--json"]
     done = subprocess.run([*command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
