@@ -41,7 +41,9 @@ HEAD = """# What becomes of bad input
 `mtnlg-data extract in --out out` over a folder with one bad file, and a sound one of {sound} documents beside it, whose
 documents are kept in every case but those that are refused before any work (status 2, or no document kept). `there`
 counts the bad file's documents as they were written; what is lost is named by a line and the exit status, or counted
-by its reason in `summary.json` and the report. Nothing is lost in silence. Made by
+by its reason in `summary.json` and the report. Nothing is lost in silence. A `<meta>` behind
+the first 1 MiB of a page is not read: its encoding is detected. Records of WARC that describe others (warcinfo,
+request, metadata) are not counted. Made by
 `packages/mtnlg-data/tests/bad_input.py`; `test_bad_input.py` keeps it current.
 
 | kind | there | kept | lost | in silence | status | what is said |

@@ -47,7 +47,7 @@ def summary(finished: Any) -> dict[str, Any]:  # noqa: ANN401
     extract["errors"], clean["alarms"] = [ERROR], [ALARM]
     extract["sources"]["crawl"]["metadata_lost"] = {"metadata_too_deep": 1234}
     long |= {"name": "long", "details": {"model": {"layers": [1, 2, None]}, "note": "no </script>"}}
-    content["languages"] |= {"un": 31, **{f"x{n}": 9 - n for n in range(9)}}
+    content["languages"] |= {"un": 31, **{f"x{n}": 13 - n for n in range(13)}}
     content["duplicates"]["samples"] = [{**PAIR, "text_dropped": f"{WORDS}the last{WORDS}"}]
     content["decontamination"]["ngrams_common"] = 3
     content["decontamination"]["samples"] = [{**CUT, "text": "See: items that\ncompare - EQUAL, and go."}]

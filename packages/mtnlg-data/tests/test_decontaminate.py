@@ -130,6 +130,11 @@ def test_ngrams_in_ten_documents_are_not_cut(tmp_path: Path) -> None:
     assert summary["decontamination"]["documents_cut"] == 9
 
 
+def test_run_without_texts_says_that_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    Decontaminate().check()
+    assert "no texts of tasks are given, so nothing is cut" in capsys.readouterr().err
+
+
 # --- the ledger ------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import tarfile
+from collections import Counter
 from contextlib import closing
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -30,6 +33,7 @@ from mtnlg_data import (
 from mtnlg_data.console import UsageFailure
 from mtnlg_data.extract.language import LENGTH_RATIOS, Language
 from mtnlg_data.extract.text import ExtractSettings, extract_record
+from mtnlg_data.report import write_report
 from mtnlg_data.step import Step, Where
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 
 KOREAN = "어제 아침에 항구에서 만난 어부는 오래된 지도를 보여 주면서 그 섬에 대해 이야기했다. "
 AMHARIC = "ትናንት ጠዋት ወደብ ላይ ያገኘነው ዓሣ አጥማጅ የቆየ ካርታ እያሳየን ስለዚያ ደሴት ነገረን። "
+ARABIC = "صباح أمس التقينا في الميناء صيادا عجوزا أرانا خريطة قديمة وحكى لنا عن الجزيرة البعيدة. "
+RUSSIAN = "Вчера утром мы встретили в порту старого рыбака, который показал нам карту и рассказал про далёкий остров. "
 HEBREW = "אתמול בבוקר פגשנו בנמל דייג זקן שהראה לנו מפה ישנה וסיפר לנו על האי הרחוק. "
 
 
@@ -60,9 +66,13 @@ def test_short_paragraphs_are_kept_in_languages_of_short_texts() -> None:
     assert [kept(html) for html in pages] == ["zh"] * 11
     english = BoilerplateSettings(length_low=70, length_high=200)
     assert [kept(html, justext=english) for html in pages] == [None] * 11
-    for code, sentence in (("ko", KOREAN), ("am", AMHARIC), ("iw", HEBREW)):
-        assert kept(page((sentence * 5)[:155])) == code
-        assert kept(page((sentence * 5)[:155]), justext=english) is None
+    spaceless = {code: sentences.text(code, Random(code)) for code in ("ja", "th")}
+    for code, text, characters in (
+        *(("ko", KOREAN, 155), ("am", AMHARIC, 155), ("iw", HEBREW, 155), ("ar", ARABIC, 185)),
+        *(("ja", spaceless["ja"], 110), ("th", spaceless["th"], 185)),
+    ):
+        assert kept(page((text * 5)[:characters])) == code
+        assert kept(page((text * 5)[:characters]), justext=english) is None
 
 
 @pytest.mark.parametrize(("code", "ratio"), [("en", 1), ("de", 1), ("zh", 0.3), ("ko", 0.5), (None, 1)])
@@ -158,6 +168,7 @@ def test_extract_settings_apply_table_source_language(tmp_path: Path) -> None:
     assert languages() == {"news": ["zh", "en"], "web": ["zh", "en"]}
     assert languages(source={"web": long}) == {"news": ["zh", "en"], "web": []}
     assert languages(language={"zh-Hans": long}) == {"news": ["en"], "web": ["en"]}
+    assert languages(source={"web": long}, language={"zh": {"method": "main"}}) == {"news": ["zh", "en"], "web": ["zh"]}
     again = {"justext": {"length_high": 60}}
     assert languages(source={"web": long}, language={"zh": again}) == {"news": ["zh", "en"], "web": ["zh"]}
 
@@ -186,8 +197,26 @@ paths = ["books.jsonl"]
 
 [sources.web]
 kind = "warc"
-paths = ["*.warc.gz"]
+paths = ["?.warc.gz"]
 filters = ["gopher_fewest_words"]
+
+[sources.wet]
+kind = "warc"
+paths = ["texts.warc.wet.gz"]
+
+[sources.samples]
+kind = "tar"
+paths = ["*.tar"]
+
+[sources.rows]
+kind = "csv"
+paths = ["*.csv"]
+
+[sources.chats]
+kind = "jsonl"
+paths = ["chats.jsonl"]
+field = "messages"
+message = "{role}: {content}\\n"
 
 [extract]
 languages = []
@@ -214,23 +243,38 @@ where.language.zh = { window = 10 }
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Books and pages in seven languages."""
+    """Books, pages, texts of a crawl, samples, rows and chats in nine languages."""
     folder = tmp_path_factory.mktemp("many")
-    made = {code: [sentences.text(code, Random(f"{code} {n}"), 250) for n in range(12)] for code in ("zh", "ja", "th")}
+    made = {code: [sentences.text(code, Random(f"{code} {n}"), 250) for n in range(20)] for code in ("zh", "ja", "th")}
     made |= {
-        code: [" ".join(f"{text}{n * part}." for part in range(1, 9)) for n in range(12)]
-        for code, text in (("ko", KOREAN), ("am", AMHARIC), ("iw", HEBREW))
+        code: [" ".join(f"{text}{n * part}." for part in range(1, 9)) for n in range(20)]
+        for code, text in (("ko", KOREAN), ("am", AMHARIC), ("iw", HEBREW), ("ar", ARABIC), ("ru", RUSSIAN))
     }
-    made["en"] = [corpus.text(n) for n in range(12)]
+    made["en"] = [corpus.text(n) for n in range(20)]
     tasks = [{"task": "boolq", "id": code, "text": made[code][3][40:110]} for code in ("en", "zh")]
     corpus.write_jsonl(folder / "texts.jsonl", tasks)
     corpus.write_jsonl(folder / "books.jsonl", [{"text": text} for texts in made.values() for text in texts[:5]])
     for part in range(2):
-        pages = [page(*text.split("\n\n")) for texts in made.values() for text in texts[4 + part :: 2]]
+        pages = [page(*text.split("\n\n")) for texts in made.values() for text in texts[4 + part : 12 : 2]]
         members = [
             corpus.member(corpus.record(html.encode(), f"http://example.org/{n}")) for n, html in enumerate(pages)
         ]
         (folder / f"{part}.warc.gz").write_bytes(b"".join(members))
+    wet, samples, rows, chats = (
+        [(f"{code}{n}", texts[n]) for code, texts in made.items() for n in (first, first + 1)]
+        for first in range(12, 20, 2)
+    )
+    head = "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n"
+    records = [f"{head.format(len(text.encode()))}{text}\r\n\r\n".encode() for _, text in wet]
+    (folder / "texts.warc.wet.gz").write_bytes(b"".join(map(corpus.member, records)))
+    with tarfile.open(folder / "samples.tar", "w") as archive:
+        for name, text in samples:
+            (folder / f"{name}.txt").write_text(text)
+            archive.add(folder / f"{name}.txt", f"{name}.txt")
+    with (folder / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *rows])
+    turns = [[{"role": "user", "content": name}, {"role": "bot", "content": text}] for name, text in chats]
+    corpus.write_jsonl(folder / "chats.jsonl", [{"messages": messages} for messages in turns])
     (folder / "data.toml").write_text(RECIPE)
     return folder / "data.toml"
 
@@ -240,7 +284,14 @@ def test_languages_go_through_a_run_by_their_settings(recipe: Path, tmp_path: Pa
         summary = curate(load_recipe(recipe), tmp_path / "whole", engine)
     by_name = {stage["name"]: stage for stage in summary["stages"]}
     assert list(by_name) == ["extract", "clean", "filter", "deduplicate", "decontaminate"]  # there is no [tokenize]
-    assert {*summary["languages_kept"]} == {"en", "zh", "ja", "th", "ko", "am", "iw"}
+    codes = ["en", "zh", "ja", "th", "ko", "am", "iw", "ar", "ru"]
+    assert {*summary["languages_kept"]} == {*codes}
+    first = tmp_path / "whole" / "01-extract"
+    for source in ("wet", "samples", "rows", "chats"):
+        (shard,) = first.glob(f"{source}-*.parquet")
+        assert Counter(pq.read_table(shard)["language"].to_pylist()) == dict.fromkeys(codes, 2), source
+    report = write_report(tmp_path / "whole").read_text()
+    assert not [name for name in [*load_recipe(recipe).sources, *codes] if f">{name}<" not in report]
     last = [row for path in sorted((tmp_path / "whole" / "05-decontaminate").glob("*.parquet"))
             for row in pq.read_table(path, columns=["source", "language"]).to_pylist()]  # fmt: skip
     assert {row["language"] for row in last if row["source"] == "books"} == {*summary["languages_kept"]}

@@ -26,7 +26,7 @@ SECTIONS = (
     *("Alarms", "Funnel", "Lengths", "Languages", "Quality", "Filters", "Duplicates", "Exact duplicates"),
     *("Decontamination", "Blend", "Details", "Sample documents", "Files not read to their end", "Unreadable records"),
 )
-LANGUAGES_SHOWN = 8
+LANGUAGES_SHOWN = 12
 OCTAVES_PER_TICK = 3
 DETAIL_CHARACTERS = 400  # of a value
 CLUSTER_SIZES = ((2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, None))
