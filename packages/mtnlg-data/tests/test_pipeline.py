@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -93,7 +94,8 @@ def test_silent_damage_ends_the_run_with_the_repair_command(finished: Run, tmp_p
     times, whole = victim.stat(), victim.read_bytes()
     flip(victim)
     os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(DamagedShard, match="; remove it, and rerun the command that wrote it") as ended:
+    rerun = re.escape(f"; remove it, and rerun mtnlg-data run {out / 'recipe.toml'} --out {out}")
+    with pytest.raises(DamagedShard, match=f"{rerun}$") as ended:
         curate_here(finished.recipe, out, "decontaminate.window=150")
     assert ended.value.args[0] == victim
     victim.unlink()

@@ -61,7 +61,11 @@ class DamagedShard(Failure):
     def __str__(self) -> str:
         """One line with path and reason."""
         path, reason = self.args
-        return f"{path}: damaged: {reason}; remove it, and rerun the command that wrote it"
+        out = path.parent.parent
+        command = (
+            f"mtnlg-data run {recipe} --out {out}" if (recipe := out / "recipe.toml").exists() else "what wrote it"
+        )
+        return f"{path}: damaged: {reason}; remove it, and rerun {command}"
 
 
 @contextmanager
