@@ -97,6 +97,14 @@ def test_tokens_at_a_url_are_inspected_and_read_as_they_are(
     assert json.loads(sample)["sources"]["books"]["documents"] > 0
 
 
+def test_inspected_tables_of_a_folder_at_a_url_have_their_addresses(store: Store, finished: Run) -> None:
+    upload(store, finished.out / "04-deduplicate" / "dropped", f"{store.bucket}/tables")
+    url = f"s3://{store.bucket}/tables"
+    tables = json.loads(command("inspect", url, "--json")[1])
+    names = sorted(name for name in list_files(url) if name.endswith(".parquet"))
+    assert [part["path"] for part in (tables, *tables["parts"])] == [url, *(f"{url}/{name}" for name in names)]
+
+
 def test_outage_while_reading_tokens_names_the_file(store: Store, finished: Run) -> None:
     upload(store, finished.out / "tokens", f"{store.bucket}/tokens")
     store.faults["HEAD", "books.bin"] = [object_store.busy] * 20

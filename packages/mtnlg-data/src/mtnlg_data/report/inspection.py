@@ -78,7 +78,10 @@ def _inspect_url(url: Url, documents: int, characters: int) -> Inspection:
     with TemporaryDirectory() as copy:
         fetch_files(files, Path(copy))
         local = Path(copy) if len(files) > 1 or next(iter(files)) != url.name else Path(copy, url.name)
-        return {**inspect_path(local, documents, characters), "path": url}
+        inspection = inspect_path(local, documents, characters)
+        for part in (inspection, *inspection.get("parts", ())):
+            part["path"] = part["path"].replace(str(local), url)
+        return inspection
 
 
 def _inspect_folder(path: Path, documents: int, characters: int) -> Inspection:
