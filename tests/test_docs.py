@@ -16,6 +16,7 @@ import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import pytest
@@ -115,6 +116,37 @@ def run_page(page: str, folder: Path) -> None:
             lines = [comparable(line, exact) for line in printed.splitlines()]
             for line in filter(str.strip, block.text.splitlines()):
                 assert comparable(line, exact) in lines, f"{page}: not printed: {line}\n{printed}"
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "printed"),
+    [
+        ("how-to/your-own-step", "mtnlg-data step shout --help", "Most capital letters"),
+        (
+            "how-to/your-own-reader",
+            "python -c 'from mtnlg_data.sources.reader import load_reader; print(load_reader(\"mbox\"))'",
+            "my_package.readers.Mbox",
+        ),
+    ],
+)
+def test_entry_point_that_a_page_shows_is_found_by_its_name(
+    page: str, command: str, printed: str, tmp_path: Path
+) -> None:
+    """The page's code as the package that it names, installed: a folder with the metadata that pip writes."""
+    (shown,) = re.findall(
+        r"^    \[project\.entry-points[^\n]*\n(?:    .*\n)+", (DOCS / f"{page}.md").read_text("utf-8"), re.MULTILINE
+    )
+    ((group, points),) = tomllib.loads(dedent(shown))["project"]["entry-points"].items()
+    files = {f"my_package/{block.options.get('caption')}": block.text for block in blocks(page)}
+    files["own-1.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: own\nVersion: 1.0\n"
+    files["own-1.0.dist-info/entry_points.txt"] = "\n".join(
+        [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    )
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    done = run(Block("bash", {}, f"PYTHONPATH=.:${{PYTHONPATH:-}} {command}"), tmp_path)
+    assert printed in done.stdout
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/explanation/tested.md", "docs/benchmarks.md"])
