@@ -145,9 +145,9 @@ class FunctionStep(Step[Settings, Settings]):
             elif isinstance(result, Drop):
                 decisions[row] = reasons.setdefault(result.reason, len(reasons))
                 scores[row] = np.nan if result.score is None else result.score
-            elif result is False or (isinstance(result, np.bool_) and not result):
-                decisions[row] = 0
-            elif result is not None and not isinstance(result, (bool, np.bool_)):
+            elif isinstance(result, (bool, np.bool_)):
+                decisions[row] = KEPT if result else 0
+            elif result is not None:
                 given = f"gave {result!r:.60} for {batch['key'][row]}"
                 raise Failure(f"{self.name}: {given}; it must be a str, a bool, None or a Drop")
         documents = batch

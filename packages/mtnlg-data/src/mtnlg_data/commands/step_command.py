@@ -121,15 +121,15 @@ def _with_options(reference: str) -> Callable[..., None]:
         shared = [parameter for parameter in shared if parameter.name != "subset"]
 
     def command(**values: Any) -> None:  # noqa: ANN401  (options of any type)
-        given = {leaf: values.pop(name) for name, leaf in settings.items()}
-        own = {leaf: ",".join(values.pop(name) or []) or None for name, leaf in keys.items()}
+        given = {leaf: value for name, leaf in settings.items() if (value := values.pop(name)) is not None}
+        own = {leaf: value for name, leaf in keys.items() if (value := ",".join(values.pop(name) or []))}
         extra = {name: values.pop(name) or [] for name in cls.inputs}
-        read = parse_settings(cls.Settings, {leaf: value for leaf, value in given.items() if value is not None})
+        read = parse_settings(cls.Settings, given)
         fields = {name: getattr(read, name) for name in cls.Settings.model_fields}
         localized = cls.Settings.model_construct(**cls.localize(fields, local_path))
         origin = (reference, Path.cwd() if ".py:" in reference else None)
         step = cls(localized, reference=origin, name=cls.default_name() if ":" in reference else reference)
-        _run_alone(step, {leaf: value for leaf, value in own.items() if value is not None}, **values, extra=extra)
+        _run_alone(step, own, **values, extra=extra)
 
     parameters = [
         *(parameter for parameter in shared if parameter.name != "extra"),

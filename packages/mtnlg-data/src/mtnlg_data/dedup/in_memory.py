@@ -45,7 +45,11 @@ def find_duplicates(
     sign(column, shingle, permutations(search.bands * search.rows, search.seed), signed)
     first = _first_of_each(contents)
     compared = (counts > 0) & (first == np.arange(len(column)))
-    rows = _that_share_a_key(np.flatnonzero(compared), keys)
+    rows, shares = np.flatnonzero(compared), np.zeros(len(column), np.bool_)
+    for of_band in keys.T:
+        members, _ = buckets(of_band[rows])  # of texts that share the band's key
+        shares[rows[members]] = True
+    rows = np.flatnonzero(shares)
     values, bounds = shingle_sets(*hash_shingles(column.take(pa.array(rows)), *shingle))
     times = np.bincount(first, minlength=len(column))[rows]
     sets = ShingleSets(values, bounds[:-1], bounds[1:])
@@ -64,12 +68,3 @@ def _first_of_each(contents: UInt64s) -> Int64s:
     first = np.empty(len(order), np.int64)
     first[order] = order[is_first][np.cumsum(is_first) - 1]
     return first
-
-
-def _that_share_a_key(rows: Int64s, keys: UInt64s) -> Int64s:
-    """Those of these rows whose key of some band [texts, bands] another of them has."""
-    shares = np.zeros(len(keys), np.bool_)
-    for of_band in keys.T:
-        members, _ = buckets(of_band[rows])
-        shares[rows[members]] = True
-    return np.flatnonzero(shares)

@@ -117,7 +117,7 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
         read = {"sources": {source: counts}, "lost": [], "files_lost": 0, "errors": [one._asdict() for one in lost]}
         if failure := read_failure(read, settings.max_failed):
             raise Failure(failure)
-        scale = sum(map(_size, files)) / max(1.0, sum(sample.read for sample in samples))
+        scale = sum(file.stats[0] for file in files) / max(1.0, sum(sample.read for sample in samples))
         documents += scale * sum(len(sample.lengths) for sample in samples)
         characters[source] += scale * sum(sum(sample.lengths) for sample in samples)
         packed += scale * sum(sample.packed for sample in samples)
@@ -133,23 +133,19 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
     return size._replace(page_bytes=pages / (text * size.web)) if size.web else size
 
 
-def _size(file: SourceFile) -> int:
-    return file.stats[0]
-
-
 def _sample(file: SourceFile, settings: ExtractSettings, size: int) -> _Sample:
     with TemporaryDirectory() as folder:
         if file.reader.is_table:
             with file.local(Path(folder, "copy")) as local:
                 items = list(islice(read_any(file.reader, local, settings.largest), SAMPLED_ROWS))
-                read = _size(file) * len(items) / max(len(items), file.reader.rows(local.here))
+                read = file.stats[0] * len(items) / max(len(items), file.reader.rows(local.here))
         else:
             beginning = Path(folder, file.path.name)
             beginning.write_bytes(read_beginning(file.path, size))
             items = list(read_any(file.reader, replace(file, path=beginning), settings.largest))
-            read = min(_size(file), size)
+            read = min(file.stats[0], size)
     records = [item for item in items if isinstance(item, Record)]
-    is_cut = read < _size(file)
+    is_cut = read < file.stats[0]
     if is_cut and not records:
         return _sample(file, settings, 4 * size)
     lost = [item for item in items if isinstance(item, Dropped) and item.what and not (item.ends_file and is_cut)]

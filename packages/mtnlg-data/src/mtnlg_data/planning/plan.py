@@ -50,15 +50,13 @@ def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
             shards = size.text / (MEAN_SHARD * corpus.shard_characters)
             driver = DRIVER_BYTES + round(SUMMARY_BYTES * shards) if workers > 1 else 0
             total = (workers - 1) * cost.memory + max(cost.memory, cost.memory_alone) + driver
-            wall = cost.core_seconds / workers + cost.seconds_alone
-            cores = (cost.core_seconds + cost.seconds_alone) / 3600
             stage = {
                 "disk": cost.disk,
                 "scratch": cost.scratch,
                 "memory_per_worker": max(cost.memory, cost.memory_alone),
                 "memory": total,
-                "hours": wall / 3600,
-                "core_hours": cores,
+                "hours": (cost.core_seconds / workers + cost.seconds_alone) / 3600,
+                "core_hours": (cost.core_seconds + cost.seconds_alone) / 3600,
             }
             left += cost.disk
             disk, memory = max(disk, left + cost.scratch), max(memory, total)

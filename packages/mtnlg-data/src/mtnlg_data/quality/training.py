@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mtnlg_data.job import Done
     from mtnlg_data.summary import Summary
 
-LIBRARY_BYTES = 350_000_000  # memory of a worker that has trained
-TRAINING_BYTES = 80 * BUCKETS  # the weights of SGD, their means and their updates, while it trains
+#: Memory of a worker that trains: libraries, SGD's weights, means and updates; and per document, its text twice.
+TRAINING_BYTES, DOCUMENT_BYTES = 350_000_000 + 80 * BUCKETS, 2 * CLASSIFIED_CHARACTERS
 
 
 def draw_sample(item: tuple[Shard, float], output: Path, *, seed: int) -> Summary:
@@ -66,11 +66,6 @@ class TrainingExamples:
         """Texts of these examples."""
         texts: list[str] = self._texts.take(pa.array(self._order[rows])).to_pylist()
         return texts
-
-
-def training_memory(documents: int) -> int:
-    """Memory in bytes of a worker that trains on ``documents`` samples: all texts, twice while they are joined."""
-    return LIBRARY_BYTES + TRAINING_BYTES + 2 * CLASSIFIED_CHARACTERS * documents
 
 
 def train_classifier(

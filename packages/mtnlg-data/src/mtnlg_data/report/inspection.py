@@ -161,8 +161,7 @@ def _inspect_stores(prefixes: Sequence[Location], documents: int, characters: in
 
 def _tokenizer_in(folder: Location) -> Tokenizer | None:
     if isinstance(folder, Path):
-        path = folder / TOKENIZER
-        return read_tokenizer([path]) if path.exists() else None
+        return read_tokenizer([path]) if (path := folder / TOKENIZER).exists() else None
     if (file := list_files(folder).get(TOKENIZER)) is None:
         return None
     with TemporaryDirectory() as copy, local_copy(file, Path(copy)) as local:

@@ -116,16 +116,14 @@ def _history(stages: Sequence[StageFiles], key: str, rows: Sequence[tuple[int, d
     last = max(number for number, _ in rows)
     for number, stage in enumerate(stages[: last + 1]):
         own = [row for at, row in rows if at == number]
-        if not own and stage.incomplete:
-            history.append({"stage": stage.name, "fate": "kept"})
-        elif own and "reason" in own[0]:
-            twin = {name: value for name, value in own[0].items() if name in {"kept", "kept_key", "kept_source"}}
-            fate = {"fate": "dropped", "reason": own[0]["reason"], "score": own[0]["score"], **twin}
-            history.append({"stage": stage.name, **fate, **_cuts(stage, key, own[0]["file"])})
+        fate: dict[str, Any] = {"fate": "kept"}
+        if own and "reason" in own[0]:
+            names = {"reason", "score", "kept", "kept_key", "kept_source"}
+            fate = {"fate": "dropped", **{name: value for name, value in own[0].items() if name in names}}
         elif own:
-            history.append(
-                {"stage": stage.name, "fate": "kept", "pieces": len(own), **_cuts(stage, key, own[0]["file"])}
-            )
+            fate["pieces"] = len(own)
+        if own or stage.incomplete:
+            history.append({"stage": stage.name, **fate, **(_cuts(stage, key, own[0]["file"]) if own else {})})
     name = first["id"] if first["key"] == key else PIECE.sub("", first["id"])
     return {"id": name, "key": key, "source": first["source"], "stages": history}
 

@@ -186,11 +186,12 @@ class Quality(Step[QualitySettings, QualityKeys]):
             for number, shard in enumerate(ordered)
         ]
         samples = job.map("sample", training.draw_sample, items, seed=settings.seed)
+        documents = sum(sample.summary["documents"] for sample in samples)
         (trained,) = job.map(
             "train",
             training.train_classifier,
             [((samples, positives), job.out / "classifier.npy")],
-            memory=training.training_memory(sum(sample.summary["documents"] for sample in samples)),
+            memory=training.TRAINING_BYTES + training.DOCUMENT_BYTES * documents,
             seed=settings.seed,
             held_out=settings.held_out,
             epochs=settings.epochs,

@@ -150,11 +150,7 @@ def word_spans(data: NDArray[np.unsignedinteger[Any]], bounds: Int64s, classes: 
 
 def find_words(texts: Texts, split: Split) -> Words:
     """The words of these texts."""
-    return sum_words(texts, *word_spans(*texts, word_classes(split)))
-
-
-def sum_words(texts: Texts, starts: Int64s, ends: Int64s, bounds: Int64s) -> Words:
-    """The words that begin and end at these bytes of the texts, found by any splitter."""
+    starts, ends, bounds = word_spans(*texts, word_classes(split))
     return Words(bounds, *_sum_words(texts.data, starts, ends, character_table()))
 
 
