@@ -1,5 +1,4 @@
 from .console import Failure, UsageFailure
-from .dedup.in_memory import find_duplicates
 from .document import read_documents, write_documents
 from .engine import Local, open_engine
 from .extract.boilerplate import BoilerplateSettings, main_text
@@ -8,6 +7,7 @@ from .extract.paragraphs import read_page
 from .filters.rules import Effect, Rule, edit, measure
 from .job import run_step
 from .mojibake import fix_text
+from .near_duplicates import find_duplicates
 from .pipeline import curate
 from .recipe import Recipe, load_recipe
 from .schema import Document

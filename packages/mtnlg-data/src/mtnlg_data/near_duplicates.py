@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from mtnlg_data.exchange import begins
-from mtnlg_data.steps.deduplicate import Deduplicate
-
-from .candidates import shingle_sets
-from .minhash import hash_shingles, new_signatures, permutations, sign
-from .verify import Candidates, ShingleSets, buckets, kept_candidates
+from .dedup.candidates import shingle_sets
+from .dedup.minhash import hash_shingles, new_signatures, permutations, sign
+from .dedup.verify import Candidates, ShingleSets, buckets, kept_candidates
+from .exchange import begins
+from .steps.deduplicate import Deduplicate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
