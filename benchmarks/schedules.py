@@ -141,9 +141,10 @@ class SleepingPart(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
         self._sleeper, self._engine = sleeper, engine
-        self.layers, self.embedding, self.head = dict[str, nn.Module](), None, None  # nothing to gather
+        self.layers = dict[str, nn.Module]()  # nothing to gather
+        self.embedding = self.head = self.table = self.table_bias = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *_attention: object) -> Tensor:
         """[S, B, H] → the same."""
         x = x if x.is_floating_point() else torch.zeros(x.shape[1], x.shape[0], HIDDEN)
         self._sleeper.sleep("forward")
@@ -259,8 +260,8 @@ Step = tuple[float, list[Interval]]
 """Its seconds, and a rank's intervals."""
 
 
-def be_rank(case: Case, side: str, rank: int, port: int, rounds: int) -> list[Step]:
-    """One rank: a step to warm up, then ``rounds``."""
+def be_rank(case: Case, side: str, port: int, rounds: int, rank: int) -> tuple[int, list[Step]]:
+    """One rank, and its steps: one to warm up, then ``rounds``."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case.stages))
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
@@ -276,7 +277,7 @@ def be_rank(case: Case, side: str, rank: int, port: int, rounds: int) -> list[St
         ended = time.perf_counter()
         steps.append((ended - began, [(kind, a - began, b - began) for kind, a, b in sleeper.intervals]))
         sleeper.is_warm, sleeper.intervals = True, []
-    return steps[1:]
+    return rank, steps[1:]
 
 
 def run_steps(case: Case, side: str, rounds: int) -> list[dict[int, Step]]:
@@ -285,9 +286,9 @@ def run_steps(case: Case, side: str, rounds: int) -> list[dict[int, Step]]:
     context.set_forkserver_preload(["torch.distributed.pipelining", "mtnlg_parallel.engine.pipeline_engine"])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with context.Pool(case.stages) as pool:  # whose end ends the ranks: gloo would wait
-        words = [(case, side, rank, store.port, rounds) for rank in range(case.stages)]
-        of_rank = pool.starmap_async(be_rank, words, 1).get(LIMIT)
-    return [{rank: steps[number] for rank, steps in enumerate(of_rank)} for number in range(rounds)]
+        ended = pool.imap_unordered(partial(be_rank, case, side, store.port, rounds), range(case.stages))
+        of_rank = dict(ended.next(LIMIT) for _ in range(case.stages))  # raises what a rank raises
+    return [{rank: steps[number] for rank, steps in of_rank.items()} for number in range(rounds)]
 
 
 def idle_share(step: dict[int, Step]) -> float:
