@@ -165,7 +165,7 @@ BODY = b"<p>" + b"B" * 500
 #: a wrong length would look the same, and so the page before goes too.
 DAMAGE: dict[str, tuple[bytes, str | None, str]] = {
     **{f"length {n}": (corpus.record(BODY, length=n), "bad_length", "bad_length") for n in (100, 700, -5, 0)},
-    "length 1e12": (corpus.record(BODY, length=10**12), "too_large", "too_large"),
+    "length 1e15": (corpus.record(BODY, length=10**15 - 1), "too_large", "too_large"),
     "records in a large one": (corpus.record(corpus.record(b"<p>in") * 9), "too_large", "too_large"),
     "junk": (b"\0" * 100_000, "bad_length", "unreadable"),
     "bomb": (b"b" * (1 << 26), None, "unreadable"),
@@ -190,7 +190,7 @@ def test_broken_records_are_dropped_alone(tmp_path: Path, name: str, compressed:
 
 
 @pytest.mark.parametrize("together", [4, 2])
-@pytest.mark.parametrize("name", [name for name in DAMAGE if name not in {"length 1e12", "bomb", "bomb in a header"}])
+@pytest.mark.parametrize("name", [name for name in DAMAGE if name not in {"length 1e15", "bomb", "bomb in a header"}])
 def test_a_broken_record_hides_no_other_of_its_member(tmp_path: Path, name: str, together: int) -> None:
     records = [corpus.record(b"<p>%d" % n) for n in range(3)]
     records[1:1] = [DAMAGE[name][0]]

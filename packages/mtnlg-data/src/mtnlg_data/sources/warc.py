@@ -235,7 +235,7 @@ def _records(file: BinaryIO, name: str, max_bytes: int) -> Iterator[CrawlRecord 
         if last is None or (source.member and source.member.eof):
             start = source.end
             continue
-        file.seek(last.end)
+        file.seek(max(0, min(last.end, size)))
         is_end_right = 0 < last.end <= size and FOLLOWING.match(file.read(MAX_HEADER_BYTES))
         start = last.end if is_end_right else _find_start(file, last.offset + 1)
     if first:
