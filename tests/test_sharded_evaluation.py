@@ -139,7 +139,7 @@ def work(checkpoints, layout, out, prompts, temperature=1.0, rounds=1, batch_tok
         from pathlib import Path
         with model_on_ranks(open_model(checkpoint), options, Path(out) / str(n), "spmd:work", arguments) as lm:
             pairs = [Instance("loglikelihood", {}, (one, other), 0) for one in TEXTS for other in TEXTS]
-            asked = [Instance("generate_until", {}, ("word " * (n % 5 + 1), kinds(temperature)[n % 2]), n)
+            asked = [Instance("generate_until", {}, (f"{n} " + "word " * (n % 5), kinds(temperature)[n % 2]), n)
                      for n in range(prompts)]
             answers = []
             for _ in range(rounds):
