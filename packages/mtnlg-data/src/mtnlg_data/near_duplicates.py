@@ -28,9 +28,9 @@ def find_duplicates(
         kept = find_duplicates(texts, threshold=0.9)
         unique = [text for number, text in enumerate(texts) if kept[number] == number]
 
-    The duplicates are those of ``Deduplicate(**settings)``: every pair is compared exactly, and pairs that share a text
-    are one component. Takes 8 bytes per text and band beside the texts. Raises ``TypeError`` for anything but texts,
-    ``ValueError`` for nulls, ``UsageFailure`` for a wrong setting.
+    The duplicates are those of ``Deduplicate(**settings)``: MinHash finds candidates, each pair is compared exactly;
+    duplicate pairs that share a text are one component. Takes 8 bytes per text and band beside the texts. Raises
+    ``TypeError`` for anything but texts, ``ValueError`` for nulls, ``UsageFailure`` for a wrong setting.
     """
     if isinstance(texts, str):
         raise TypeError("one text has no duplicates: give a sequence of texts")
