@@ -15,6 +15,7 @@ from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.initial import initial_weights
 from training.reference_loop import recipe_of
+from training.test_training_documents import with_masks
 
 
 class Result(NamedTuple):
@@ -69,6 +70,22 @@ def test_impossible_run_is_refused_before_ranks_start(  # noqa: PLR0917  (three 
     result = command("train", recipe, "--data", data, "--out", tmp_path / "out", *words.split())
     *_, line = result.err.strip().splitlines()
     assert (result.status, message in line) == (status, True), line
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("name", ["code.bin", "code.idx", "code.mask.bin"])
+def test_a_damaged_token_store_is_refused_before_ranks_start(
+    command: Command, recipe: Path, data: Path, tmp_path: Path, name: str
+) -> None:
+    """A byte of a token, a document's bound or a mask, changed in a copy of sound data."""
+    copy = with_masks(data, tmp_path / "data", {"code": 0.5})
+    damaged = copy / "tokens" / name
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    result = command("train", recipe, "--data", copy, "--out", tmp_path / "out")
+    said = f"{damaged.with_suffix('.bin')}: damaged: its checksum is not that in blend.json; copy it again"
+    assert (result.status, said in result.err) == (1, True), result.err
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 

@@ -181,15 +181,21 @@ def test_generate_says_where_the_context_cuts_a_text(mtnlg_model: Command, check
     assert err == line.replace("48", "48 of the longest prompt")
 
 
-def test_verify_finds_one_flipped_bit(mtnlg_model: Command, checkpoint_path: Path) -> None:
-    status, _, err = mtnlg_model("verify", checkpoint_path)
-    assert (status, "all checksums match" in err) == (0, True)
-    file = next(checkpoint_path.glob("*.safetensors"))
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 1
-    file.write_bytes(content)
-    status, _, err = mtnlg_model("verify", checkpoint_path)
-    assert (status, f"{file}: checksum differs from manifest.json" in err) == (1, True)
+@pytest.mark.parametrize("command", ["verify {}", "export {} hf", "generate {} --prompt fox --tokens 2"])
+def test_no_command_uses_a_checkpoint_with_a_flipped_bit(
+    mtnlg_model: Command, checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for pattern, at in (("*.safetensors", -5), ("tokenizer.json", 0)):
+        file = next(checkpoint_path.glob(pattern))
+        sound = file.read_bytes()
+        place = sound.index(b"\n") if at == 0 else len(sound) + at  # JSON may have a tab there
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 3]) + sound[place + 1 :])
+        status, _, err = mtnlg_model(command, checkpoint_path)
+        assert (status, f"{file}: checksum differs from manifest.json" in err) == (1, True)
+        assert not (tmp_path / "hf").exists()
+        file.write_bytes(sound)
+    assert mtnlg_model(command, checkpoint_path)[0] == 0
 
 
 def test_inspect_lists_what_there_is(mtnlg_model: Command, checkpoint_path: Path) -> None:

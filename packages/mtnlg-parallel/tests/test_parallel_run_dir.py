@@ -101,7 +101,8 @@ def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
     be_rank: Callable[..., None],
     restarts: str,
 ) -> None:
-    data = SimpleNamespace(left_out=["tokens/tiny.bin: 9 train tokens"], corpus=20, fingerprint=DATA)
+    source = ["tokens/tiny.bin: 9 train tokens"]
+    data = SimpleNamespace(left_out=source, corpus=20, fingerprint=DATA, verify=lambda: None)
     monkeypatch.setattr(run, "open_data", lambda *_: data)
     old, new = (tmp_path / LOGS / name for name in ("old", "new"))
     for folder, count in ((old, 0), (new, 1)):

@@ -36,6 +36,7 @@ from .console import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -124,6 +125,7 @@ class _SourceRange(NamedTuple):
     tokens: int
     windows: int
     mask: TokenStore | None
+    checksums: tuple[str, str]  # of store and mask, as in blend.json
 
     @classmethod
     def open(cls, tokens: Location, blend: Blend, source: BlendSource, seq_length: int, split: Split) -> _SourceRange:
@@ -139,7 +141,8 @@ class _SourceRange(NamedTuple):
         boundary = store.offset(store.documents - held_out(store.documents, blend.validation))
         start, stop = (0, boundary) if split == "train" else (boundary, store.tokens)
         windows = max(0, stop - start - 1) // seq_length
-        return cls(source.name, source.weight, store, start, stop - start, windows, mask)
+        checksums = source.sha256, source.mask
+        return cls(source.name, source.weight, store, start, stop - start, windows, mask, checksums)
 
 
 class BlendedStream:
@@ -158,6 +161,12 @@ class BlendedStream:
         self.fingerprint = _fingerprint(blend, seq_length, split)
         self._samples = sum(source.windows for source in sources) if samples is None else samples
         self._permutations: dict[int, tuple[int, Permutation]] = {}
+
+    @property
+    def checksums(self) -> dict[tuple[Path, Path], str]:
+        """``TokenStore.checksum`` of every store and mask, as blend.json has it, by their files."""
+        stores = {source.store.files: source.checksums[0] for source in self.sources}
+        return stores | {source.mask.files: source.checksums[1] for source in self.sources if source.mask}
 
     def __len__(self) -> int:
         """Number of samples."""

@@ -229,9 +229,14 @@ class TokenStore:
             raise Failure(f"{self._bin.path}: no tokens {start} to {stop} of {self.tokens}; is the index damaged?")
         return np.frombuffer(self._bin.read(start * self.dtype.itemsize, stop * self.dtype.itemsize), self.dtype)
 
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """``.bin`` and ``.idx``, on this machine."""
+        return local_only(bin_path(self.prefix)), local_only(idx_path(self.prefix))
+
     def checksum(self) -> str:
-        """``span_digest`` of ``.bin`` and ``.idx``. Reads both files."""
-        return span_digest([*map(local_only, (bin_path(self.prefix), idx_path(self.prefix)))])
+        """``span_digest`` of both files, which are read."""
+        return span_digest(self.files)
 
     def _offsets(self, first: int, last: int) -> NDArray[np.int64]:
         return self._array("<i8", HEADER.size + 4 * self._sequences, first, last)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,12 +22,12 @@ from mtnlg_eval.hub import fetch_model
 from mtnlg_eval.results.result import Model
 from mtnlg_model.chat import Chat
 from mtnlg_model.checkpoint.chat_files import read_chat_files
-from mtnlg_model.checkpoint.manifest import CheckpointError, file_checksum, read_manifest, resolve_checkpoint
+from mtnlg_model.checkpoint.manifest import file_checksum, resolve_checkpoint
 from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.console import Failure, UsageFailure, progress
+from mtnlg_model.checksums import cached_checksums
+from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.convert.config_json import is_huggingface
 from mtnlg_model.convert.huggingface import HuggingFaceWeights
-from mtnlg_model.files import read_small, write_json
 from mtnlg_model.settings import Settings, validate
 from mtnlg_model.tokenizer import Tokenizer
 
@@ -36,7 +35,7 @@ from .answer_store import AnswerStore
 from .decoder_lm import TOKENS_PER_BATCH, DecoderLM, LocalEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from mtnlg_model.config import ModelConfig
     from mtnlg_model.decoder import Decoder
@@ -148,42 +147,19 @@ def _open_weights(folder: Path) -> tuple[Checkpoint | HuggingFaceWeights, str]:
     """The weights in a folder and their digest. Raises ``CheckpointError`` if a checksum does not match."""
     if is_huggingface(folder):
         weights = HuggingFaceWeights(folder)
-        sums = {path.name: checksum for path, checksum in _checksums(weights.paths).items()}
+        files = cached_checksums([(path,) for path in weights.paths], lambda paths: file_checksum(*paths))
+        sums = {path.name: checksum for (path,), checksum in files.items()}
         return weights, _digest([weights.config.model_dump(), sums])
     newest = resolve_checkpoint(folder)
     if not (newest / "manifest.json").exists():
         raise Failure(f"{folder}: no checkpoint: neither step-N/manifest.json nor Hugging Face's config.json")
-    manifest = read_manifest(newest)
-    pieces = (piece.file for entry in manifest.tensors.values() for piece in entry.slots["weight"].pieces)
-    for path, checksum in _checksums(newest / name for name in dict.fromkeys(pieces)).items():
-        if checksum != manifest.files[path.name].checksum:
-            raise CheckpointError(f"{path}: its checksum differs from the manifest's; the file was changed or damaged")
-    checkpoint = Checkpoint(newest, manifest)
+    checkpoint = Checkpoint.open(newest)
+    checkpoint.verify_weights()
     return checkpoint, checkpoint.digest
 
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _checksums(paths: Iterable[Path]) -> dict[Path, str]:
-    """The checksum of each file's content, computed if it is not cached."""
-    memory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtnlg-eval" / "checksums.json"
-    known: dict[str, str] = {}
-    with suppress(OSError, ValueError, Failure):
-        known = json.loads(read_small(memory))
-    stats = {path: path.stat() for path in paths}
-    keys = {path: f"{path.resolve()}:{s.st_size}:{s.st_mtime_ns}:{s.st_ino}" for path, s in stats.items()}
-    new = [path for path, key in keys.items() if key not in known]
-    with progress("checksums", sum(stats[path].st_size for path in new), "bytes") as advance:
-        for path in new:
-            known[keys[path]] = file_checksum(path.resolve())
-            advance(stats[path].st_size)
-    if new:
-        with suppress(OSError):
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            write_json(memory, known)
-    return {path: known[key] for path, key in keys.items()}
 
 
 def choose_threads(config: ModelConfig) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from mtnlg_model.checksums import cached_checksums
 from mtnlg_model.compare import TRAINING_ONLY, differences
 from mtnlg_model.decoder import Decoder
 
@@ -164,7 +165,8 @@ class Checkpoint:
         return self.tensor(name, index, slot)
 
     def decoder(self, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
-        """The decoder with these weights, in evaluation mode; ``dtype`` None keeps the stored one."""
+        """The decoder with these weights, verified, in evaluation mode; ``dtype`` None keeps the stored one."""
+        self.verify_weights()
         decoder = empty_decoder(self.config, dtype or self.dtype(self.names[0]), device)
         load(decoder, self)
         return decoder.eval()
@@ -183,6 +185,19 @@ class Checkpoint:
                 for piece in slot.pieces:
                     self._file(piece.file).expect(piece.key, slot.dtype, piece.stored_shape)
 
+    def verify_weights(self) -> None:
+        """Verify the checksums of the files of weights, of the tokenizer and of chats, as cached.
+
+        Raises ``CheckpointError`` if one differs.
+        """
+        pieces = (piece.file for entry in self._manifest.tensors.values() for piece in entry.slots["weight"].pieces)
+        names = dict.fromkeys([*pieces, *(self._manifest.files.keys() & {TOKENIZER, *CHAT_FILES})])
+        for name in names:
+            check_file(self.directory / name, self._manifest.files[name])
+        files = cached_checksums([(self.directory / name,) for name in names], lambda paths: file_checksum(*paths))
+        for (path,), checksum in files.items():
+            self._expect(path, checksum)
+
     def verify_share(self, rank: int, world: int, slots: Collection[SlotName] = SLOTS) -> None:
         """Verify this rank's share of the files that hold ``slots``; the ``world`` ranks together verify all of them.
 
@@ -197,9 +212,12 @@ class Checkpoint:
                 self._verify_file(name)
 
     def _verify_file(self, name: str) -> None:
-        path, file = self.directory / name, self._manifest.files[name]
-        check_file(path, file)
-        if file_checksum(path) != file.checksum:
+        path = self.directory / name
+        check_file(path, self._manifest.files[name])
+        self._expect(path, file_checksum(path))
+
+    def _expect(self, path: Path, checksum: str) -> None:
+        if checksum != self._manifest.files[path.name].checksum:
             raise CheckpointError(f"{path}: checksum differs from {MANIFEST}; the file was changed or damaged")
 
     def _entry(self, name: str) -> TensorEntry:

@@ -48,10 +48,11 @@ def export_huggingface(
 
     Writes safetensors shards with their index, config.json and the tokenizer, which ``AutoModelForCausalLM`` and
     ``AutoTokenizer`` open; returns the name of the model's class. The family is the first of `families` that supports
-    this decoder, unless ``family`` names one. Raises ``Failure`` if none does.
+    this decoder, unless ``family`` names one. Raises ``Failure`` if none does, or if a file is damaged.
     """
     config = checkpoint.config
     found, content = to_config_json(config, family)
+    checkpoint.verify_weights()
     groups: dict[str, list[str]] = {}
     specs: dict[str, TensorSpec] = {}
     for name in checkpoint.names:

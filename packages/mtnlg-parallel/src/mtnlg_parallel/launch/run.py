@@ -344,6 +344,7 @@ def _prepare(run: TrainingRun, expected: Forecast | None = None) -> RunState:
     from mtnlg_parallel.training.copies import fetch_newest  # noqa: PLC0415  (seldom needed)
 
     recipe, data, resume = run.recipe, open_data(run.data, run.recipe), run.resume or read_environment().is_restart
+    data.verify()
     for line in data.left_out:
         say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
     start, samples = recipe.train.start_sample, recipe.train.samples

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from mtnlg_data.stream import BlendedStream, Sample, open_stream
+from mtnlg_data.tokens.store import span_digest
 from mtnlg_model.checkpoint.manifest import file_checksum
+from mtnlg_model.checksums import cached_checksums
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_parallel.engine.contract import MicroBatch
 from mtnlg_parallel.identity import DataFingerprint
@@ -53,6 +55,12 @@ class RunStream:
     def sample(self, sample: int) -> Sample:
         """Sample ``sample`` of the run with its mask and documents. Raises as ``__getitem__``."""
         return _sample(*self._place(sample))
+
+    @property
+    def checksums(self) -> dict[tuple[Path, ...], str]:
+        """`BlendedStream.checksums` of all parts."""
+        streams = [stream for _, stream in self._parts if isinstance(stream, BlendedStream)]
+        return {files: checksum for stream in streams for files, checksum in stream.checksums.items()}
 
     def _place(self, sample: int) -> tuple[TokenStream, int]:
         if not 0 <= sample < self._samples:
@@ -157,6 +165,14 @@ class RunData(NamedTuple):
     def fingerprint(self) -> DataFingerprint:
         """Fingerprint of the data that a checkpoint must have been trained on to resume."""
         return DataFingerprint(self.train.fingerprint_at, self.tokenizer)
+
+    def verify(self) -> None:
+        """Raise ``Failure`` for a token store whose checksum is not that of its blend.json, which a resume compares."""
+        expected = self.train.checksums
+        for files, checksum in cached_checksums(expected, span_digest).items():
+            if checksum != expected[files]:
+                again = "copy it again, or run the tokenize stage again"
+                raise Failure(f"{files[0]}: damaged: its checksum is not that in blend.json; {again}")
 
 
 def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
