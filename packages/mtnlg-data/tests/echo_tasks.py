@@ -22,10 +22,14 @@ def echo(word: str, output: Path) -> dict[str, str]:
     return {"word": word}
 
 
-def die_at_b(word: str, output: Path) -> dict[str, str]:
+def die_at_b(word: str, output: Path, by: signal.Signals = signal.SIGKILL) -> dict[str, str]:
     if word == "b":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), by)
     return echo(word, output)
+
+
+def crash_at_b(word: str, output: Path) -> dict[str, str]:
+    return die_at_b(word, output, signal.SIGSEGV)
 
 
 def fill_the_disk(word: str, output: Path) -> dict[str, str]:

@@ -68,10 +68,16 @@ def test_changed_key_checksum_or_manifest_reruns_a_task(tmp_path: Path) -> None:
     assert checksum(tmp_path / "1") != checksum(tmp_path / "2")
 
 
-def test_killed_worker_is_one_line_and_the_run_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "cause"), [("die_at_b", r"out of memory\?"), ("crash_at_b", ".* crashed, as printed above")]
+)
+def test_killed_worker_is_one_line_and_the_run_resumes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], task: str, cause: str
+) -> None:
     with closing(Local(2)) as engine:
-        with pytest.raises(Failure, match=r"a worker died .* at one of .*1"):
-            run_tasks(engine, tasks.tasks_in(tmp_path, "abc", "die_at_b"), "echo")
+        with pytest.raises(Failure, match=rf"a worker died \({cause}\) at one of .*1"):
+            run_tasks(engine, tasks.tasks_in(tmp_path, "abc", task), "echo")
+        assert ("in die_at_b" in capfd.readouterr().err) == (task == "crash_at_b")
         run_tasks(engine, tasks.tasks_in(tmp_path, "abc"), "echo")
     assert {"a", "b", "c"} <= set(ran(tmp_path))
 

@@ -117,9 +117,10 @@ def test_boundaries_of_cuts(length: int, matches: list[Match], kept: list[tuple[
     assert plan_cuts(length, matches, shortest=4)[0] == kept
 
 
-def test_ngrams_in_ten_documents_are_not_cut(tmp_path: Path) -> None:
+def test_ngrams_in_ten_documents_are_not_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     documents = [f"{around(THIRTEEN)} {number}" for number in range(10)]
     summary, left = run(tmp_path, documents, [("boolq", THIRTEEN)], PAPER, shards=3)
+    assert "decontaminate: 1 n-grams stay: each is in 10 documents or more" in capsys.readouterr().err
     assert [row["text"] for row in left] == documents
     assert summary["decontamination"]["ngrams_common"] == 1
     assert [pq.read_table(path).num_rows for path in (tmp_path / "out" / "cuts").glob("*.parquet")] == [0, 0, 0]

@@ -206,6 +206,18 @@ def test_an_end_token_that_is_added_is_announced(
     assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("bos", "said"), [(None, "<s> before a text, but documents begin without it"), (True, "")])
+def test_a_beginning_token_that_is_left_out_is_announced(
+    tmp_path: Path, bos: Literal[True] | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = words(tmp_path / "tokenizer.json", "quick", special=["<s>", "</s>"])
+    own.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", own.token_to_id("<s>"))])
+    own.save(str(tmp_path / "tokenizer.json"))
+    check_tokenizer(TokenizeSettings(tokenizer=str(tmp_path), bos=bos))
+    err = capsys.readouterr().err
+    assert (said in err, err.count("\n")) == (True, bool(said))
+
+
 # --- the sample ------------------------------------------------------------------------------------------------------
 
 

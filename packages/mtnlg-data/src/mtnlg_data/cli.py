@@ -6,6 +6,7 @@ Libraries are imported inside the commands, so that ``--help`` does not wait for
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 from pathlib import Path  # noqa: TC003  (typer reads the annotations)
 from typing import Annotated, Literal, NoReturn
@@ -239,6 +240,7 @@ add_result_commands(app)
 def main() -> NoReturn:
     """Run the command line."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
+    faulthandler.enable(2)  # prints where a library crashes
     gc.freeze()
     atexit.register(gc.freeze)  # else the collector would search all modules for cycles at exit
     run(app)

@@ -30,8 +30,9 @@ def required(kind: pa.DataType, *names: str) -> list[pa.Field]:
     return [pa.field(name, kind, nullable=False) for name in names]
 
 
-#: ``key`` is source, file and position in the file: unique, and independent of order and shards, so every draw and
-#: tie-break uses it. ``id`` is the record's own id, or else the key; it is for people, and may repeat.
+#: ``key`` is source, file and position in the file: unique, and independent of shards and workers, so every draw and
+#: tie-break uses it; a record in another file or row draws anew. ``id`` is the record's own id, or else the key; it is
+#: for people, and may repeat.
 SCHEMA = pa.schema(
     [
         *required(pa.string(), "id", "source"),

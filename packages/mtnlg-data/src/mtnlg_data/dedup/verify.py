@@ -7,7 +7,8 @@ round), so it is independent of order, groups and restarts. A candidate's weight
 occurs in the corpus: the text with many exact copies is the one that most near duplicates come from.
 
 Each component of verified pairs keeps the document from the best source; among several from that source, the one whose
-key has the lowest hash, so that the result does not depend on shards or order. (On equal hashes, the first document.)
+key has the lowest hash, so that the result does not depend on shards or workers; a key names file and row, so other
+files choose other copies. (On equal hashes, the first document.) In a chain of pairs, the ends may be less alike.
 """
 
 from __future__ import annotations

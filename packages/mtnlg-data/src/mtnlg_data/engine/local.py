@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -66,7 +67,13 @@ class Local:
         pool = self._pool or self._start_workers()
         futures = {}
         try:
-            futures = {pool.submit(run_task, task): task for task in first}
+            mask = signal.pthread_sigmask(
+                signal.SIG_BLOCK, {signal.SIGINT}
+            )  # workers keep it: Ctrl-C is their parent's
+            try:
+                futures = {pool.submit(run_task, task): task for task in first}
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._processes = self._processes or multiprocessing.active_children()
             while futures:
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
@@ -83,7 +90,10 @@ class Local:
                     'put its code under: if __name__ == "__main__":'
                 ) from None
             names = ", ".join(sorted(task.output.name for task in futures.values()))
-            raise Failure(f"a worker died (out of memory?) at one of {names}; the same command continues") from None
+            codes = {-(process.exitcode or 0) for process in self._processes} - {0, signal.SIGTERM}  # the pool's own
+            crash = codes and signal.SIGKILL not in codes
+            cause = "a library or own step crashed, as printed above" if crash else "out of memory?"
+            raise Failure(f"a worker died ({cause}) at one of {names}; the same command continues") from None
         except BaseException:
             self._stop_workers(wait=False)
             raise
@@ -110,10 +120,10 @@ class Local:
 
 
 def _set_up_worker(lifeline: Connection) -> None:
-    """Limit a worker to one thread, leave Ctrl-C to its parent, and end it when its parent ends or is killed."""
+    """Limit a worker to one thread, and end it when its parent ends or is killed."""
     os.environ.update(ONE_THREAD)
     gc.set_threshold(OBJECTS_PER_COLLECTION)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(2)  # prints where a library crashes
     threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
 
 

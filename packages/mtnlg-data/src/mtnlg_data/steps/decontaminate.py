@@ -103,5 +103,7 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
         )
         done = job.write(matches, name="cut", found=found)
         counted, written = ([one.summary for one in parts] for parts in (ledger, done))
-        job.details["decontamination"] = effects(counted, written, found.rare.summary["common"])
+        if common := found.rare.summary["common"]:
+            say(f"decontaminate: {common:,} n-grams stay: each is in {self.settings.common} documents or more")
+        job.details["decontamination"] = effects(counted, written, common)
         return done

@@ -53,7 +53,8 @@ TOKENIZER_FILES = (("tokenizer.json",), ("encoder.json", "vocab.bpe"), ("vocab.j
 def check_tokenizer(settings: TokenizeSettings) -> None:
     """Read the tokenizer, if one is given. Raises ``Failure`` if it cannot be used.
 
-    An end token that is added is announced, or refused where the tokenizer's own configuration names another.
+    An end token that is added is announced, or refused where the tokenizer's own configuration names another; so is a
+    beginning token that is left out.
     """
     if settings.tokenizer is None:
         return
@@ -61,6 +62,9 @@ def check_tokenizer(settings: TokenizeSettings) -> None:
     tokenizer = _open_tokenizer(files)
     if tokenizer.token_to_id(_end_token(tokenizer, settings.eod)) is None:
         _announce_end(files[0], tokenizer, settings.eod)
+    before = tokenizer.encode("").tokens
+    if before and before[0] in BOS_NAMES and not settings.bos:
+        say(f"{files[0]}: puts {before[0]} before a text, but documents begin without it; tokenize.bos = true adds it")
     _add_ends(tokenizer, settings.eod, settings.bos)
 
 
