@@ -34,7 +34,7 @@ def changes(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
     folder = tmp_path_factory.mktemp("anneal")
     make_data(folder, seed=2)
     return [
-        {"at": 24, "lr": 4e-3, "min_lr": 0.0, "hold": 30, "decay": 96, "decay_shape": "linear", "weight_decay": 0.3},
+        {"at": 24, "lr": 4e-3, "min_lr": 0.0, "warmup": 20, "decay": 96, "decay_shape": "linear", "weight_decay": 0.3},
         {"at": 40, "batch": 16, "clip": 0.1, "data": str(folder), "skip": [[3, 5]]},
         {"at": 72, "data": "", "batch": 4},
     ]

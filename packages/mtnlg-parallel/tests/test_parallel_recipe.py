@@ -246,10 +246,10 @@ def test_a_length_may_be_samples_steps_or_tokens(small: Path, length: str, sampl
 
 
 def test_changes_may_begin_at_tokens_or_steps(small: Path) -> None:
-    """Steps of 8 samples, and of 16 from the first on that begins at sample 5 or later."""
-    changes = 'train.change=[{at = "640 tokens", batch = 16}, {at = "15 steps", lr = 1e-5}]'
+    """Steps of 8 samples, and of 16 from the first on that begins at sample 5 or later; a warm-up's begin there."""
+    changes = 'train.change=[{at="640 tokens",batch=16,hold="3 steps"},{at="15 steps",batch=8,warmup="2 steps"}]'
     train = load_recipe(small, ["train.samples=40 steps", changes]).train
-    assert [change.at for change in train.change] == [5, 8 + 14 * 16]
+    assert [(change.at, change.hold, change.warmup) for change in train.change] == [(5, 40, None), (232, None, 16)]
 
 
 @pytest.mark.parametrize("steps", [1, 3, 40])
@@ -310,6 +310,7 @@ def test_only_the_relevant_mistake_is_explained(small: Path) -> None:
         (["train.samples=150", "train.decay=100", "train.change=[{at=90,decay=150}]"], []),
         (["train.change=[{at=100,clip=0.5}]"], ["train.change at = 100 is never reached: train.samples = 100"]),
         (["train.decay_shape=constant", "train.warmup=100"], ["the learning rate never reaches train.lr = 0.001"]),
+        (["train.decay=101", "train.change=[{at=50,warmup=50}]"], ["lr = 0.001: train.warmup = 50 does not end"]),
     ],
 )
 def test_likely_mistakes_are_warned_about(small: Path, changed: list[str], words: list[str]) -> None:

@@ -124,7 +124,12 @@ def test_a_ramped_batch_never_shrinks_and_always_divides(batch: BatchSize, one: 
 def test_learning_rate_is_bounded_and_rises_once(
     warmup: int, decay: int, samples: int, hold: int, shape: Shape
 ) -> None:
-    rate = LearningRate(1.0, 0.1, warmup, warmup + hold + decay, warmup + hold, shape)
+    """From its start on, wherever that is."""
+    rate, later = (
+        LearningRate(1.0, 0.1, warmup, start + warmup + hold + decay, start + warmup + hold, shape, start)
+        for start in (0, 999)
+    )
+    assert later.at(samples + 999) == rate.at(samples)
     assert 0.0 <= rate.at(samples) <= 1.0
     if samples >= warmup:
         assert 0.1 <= rate.at(samples + 1) <= rate.at(samples)

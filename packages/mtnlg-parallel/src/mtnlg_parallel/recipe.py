@@ -68,6 +68,7 @@ class Change(Settings):
     at: Annotated[Samples, IN_SAMPLES] = Field(description="samples that the run has consumed")
     lr: Positive | None = Field(None, description="as in [train], like the keys below")
     min_lr: Annotated[float, Field(ge=0.0)] | None = Field(None, description="learning rate after the decay")
+    warmup: Annotated[Every, IN_SAMPLES] | None = Field(None, description="another rise from 0, from `at` on")
     hold: Annotated[Every, IN_SAMPLES] | None = Field(None, description="until when the peak is held")
     decay: Annotated[Samples, IN_SAMPLES] | None = Field(None, description="where the decay ends")
     decay_shape: Shape | None = Field(None, description="cosine, linear or constant")
@@ -208,13 +209,15 @@ class Train(Settings):
 
     @property
     def learning_rate(self) -> LearningRate:
-        """The learning rate as a function of the samples consumed."""
-        return LearningRate(self.lr, self.min_lr, self.warmup, self.decay, self.hold, self.decay_shape)
+        """The learning rate as a function of the samples consumed, after all changes."""
+        start = max((change.at for change in self.change if change.warmup is not None), default=0)
+        return LearningRate(self.lr, self.min_lr, self.warmup, self.decay, self.hold, self.decay_shape, start)
 
     def at(self, samples: int) -> Self:
-        """The settings of the step that begins after ``samples`` consumed samples."""
-        made = [change.settings for change in self.change if change.at <= samples]
-        return self.model_copy(update={key: value for each in made for key, value in each.items()}) if made else self
+        """The settings of the step that begins after ``samples`` consumed samples, and the changes made until then."""
+        made = tuple(change for change in self.change if change.at <= samples)
+        settings = {key: value for change in made for key, value in change.settings.items()}
+        return self.model_copy(update={**settings, "change": made})
 
     @property
     def stream_parts(self) -> list[StreamPart]:
@@ -277,9 +280,9 @@ class Train(Settings):
                 raise ValueError(f"{place} must come after the one at = {before}")
             if change.batch and change.at < ramped:
                 raise ValueError(f"{place}: batch = {change.batch} within the ramp of {ramped} samples")
-            ends_late = self.decays and max(settings.warmup, settings.hold) >= settings.decay
+            ends_late = self.decays and settings.learning_rate.peak_end >= settings.decay
             if ends_late or settings.min_lr > settings.lr:
-                raise ValueError(f"{place}: hold must end before decay, and min_lr be at most lr")
+                raise ValueError(f"{place}: warmup and hold must end before decay, and min_lr be at most lr")
             before = change.at
         return self
 
@@ -424,9 +427,9 @@ class Recipe(Settings):
             )
         if train.change and (at := train.change[-1].at) >= train.samples:
             notes.append(f"train.change at = {at} is never reached: train.samples = {train.samples}")
-        if train.warmup >= train.samples:
+        if last.learning_rate.risen >= train.samples:
             notes.append(
-                f"the learning rate never reaches train.lr = {train.lr}: train.warmup = {train.warmup} does not end "
+                f"the learning rate never reaches train.lr = {last.lr}: train.warmup = {last.warmup} does not end "
                 f"before train.samples = {train.samples}"
             )
         return notes

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 FILE: Final = "train.toml"
-LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample", "at")
-"""Keys of [train] and its changes in samples, which a recipe may write in words; ``ramp.samples`` is another."""
+LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample")
+"""Keys of [train] in samples, which a recipe may write in words, like its changes' keys and the ramp's."""
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
@@ -54,8 +54,8 @@ def read_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | No
             if not (content.get("model") or train.get("initial")):
                 raise ValueError("has no [model]; add it, or start from a model's folder: train.initial, --from")  # noqa: TRY301
             model = _initial_model(content.get("model", {}), train.get("initial"))
-            lengths = _Lengths(_sequence(model), data)
-            content = {**content, "model": model, "train": lengths.in_samples(train)}
+            _Lengths(_sequence(model), data).convert(train)
+            content["model"] = model
         except (ValueError, Failure) as error:
             raise UsageFailure(f"{place}: {error}") from None
     return validate(content, Recipe, str(place))
@@ -67,32 +67,32 @@ class _Lengths(NamedTuple):
     sequence: int | None
     data: Path | None
 
-    def in_samples(self, train: dict[str, Any]) -> dict[str, Any]:
-        """A recipe's [train] with lengths in samples, if the keys needed to convert them are valid."""
-        size, ramp = train.get("batch"), train.get("ramp")
-        if isinstance(ramp, dict) and "samples" in ramp:
-            ramp = {**ramp, "samples": self._count(ramp["samples"], lambda _: None)}
-            train = {**train, "ramp": ramp}
-        schedule = _batch_size(size, ramp)
-        if isinstance(train.get("change"), list):
-            changes = []
-            for number, change in enumerate(train["change"]):
-                counted = self._of_table(change, f"train.change.{number}", schedule) if isinstance(change, dict) else {}
-                changes.append({**change, **counted} if counted else change)
-                if schedule and counted and type(change.get("batch")) is int and type(at := counted.get("at")) is int:
-                    schedule = replace(schedule, changes=(*schedule.changes, (at, change["batch"])))
-            train = {**train, "change": changes}
-        return {**train, **self._of_table(train, "train", schedule)}
+    def convert(self, train: dict[str, Any]) -> None:
+        """Replace the lengths of a recipe's [train] by samples, if the keys needed to convert them are valid."""
+        if isinstance(ramp := train.get("ramp"), dict) and "samples" in ramp:
+            ramp["samples"] = self._count(ramp["samples"], lambda _: None)
+        schedule, changes = _batch_size(train.get("batch"), ramp), train.get("change")
+        for number, change in enumerate(changes if isinstance(changes, list) else ()):
+            if isinstance(change, dict):
+                place = f"train.change.{number}"
+                self._convert_table(change, ("at",), place, schedule)
+                at, own = change.get("at"), _batch_size(change.get("batch"), None)
+                if schedule and own and type(at) is int:
+                    schedule = replace(schedule, changes=(*schedule.changes, (at, own.size)))
+                self._convert_table(change, ("hold", "decay"), place, schedule)
+                self._convert_table(change, ("warmup",), place, schedule, at if type(at) is int else 0)
+        self._convert_table(train, LENGTHS, "train", schedule)
 
-    def _of_table(self, table: dict[str, Any], place: str, schedule: BatchSize | None) -> dict[str, Any]:
-        """The `LENGTHS` of a table, converted where possible."""
-        lengths: dict[str, Any] = {key: table[key] for key in LENGTHS if key in table}
-        for key, value in lengths.items():
-            lengths[key] = self._count(value, schedule.samples_after if schedule else lambda _: None)
-            if lengths[key] == 0 != value and isinstance(value, str) and parse_length(value).amount:
+    def _convert_table(
+        self, table: dict[str, Any], keys: Sequence[str], place: str, schedule: BatchSize | None, begin: int = 0
+    ) -> None:
+        """Replace those lengths of a table; their steps begin after ``begin`` samples."""
+        for key in table.keys() & keys:
+            value = table[key]
+            table[key] = self._count(value, lambda n: schedule.samples_after(n, begin) if schedule else None)
+            if table[key] == 0 != value and isinstance(value, str) and parse_length(value).amount:
                 less = f"less than half a sample of model.sequence = {self.sequence} tokens, so 0 samples; write more"
                 raise ValueError(f"{place}.{key} = {value!r} is {less}")
-        return lengths
 
     def _count(self, written: Any, after: Callable[[int], int | None]) -> Any:  # noqa: ANN401  (what the file holds)
         """A length in samples, or ``written`` itself; ``after`` gives the samples of a number of steps."""

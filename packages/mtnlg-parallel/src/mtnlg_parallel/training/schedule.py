@@ -10,7 +10,8 @@ peak p and floor f
             p                                                           w < x, "constant"
             f                                                           d < x
 
-MT-NLG uses cosine with h = w; a hold with a linear decay is warmup-stable-decay.
+MT-NLG uses cosine with h = w; a hold with a linear decay is warmup-stable-decay. A warm-up that a change begins at s
+is p (x - s) / w up to s + w, which stands for w in the other lines.
 
 For a ramp from b₀ by b₁ over r samples to the full batch b, in n = (b - b₀) / b₁ increments of r / n samples each
 
@@ -96,7 +97,10 @@ class Ramp(Settings):
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Linear warm-up to ``peak``, a hold, then decay to ``floor``; 0 <= warmup <= hold < decay, in samples."""
+    """Linear warm-up from ``start`` to ``peak``, a hold, then decay to ``floor``; in samples.
+
+    ``warmup`` is a length; ``hold`` and ``decay``, which is later than `peak_end`, count from 0.
+    """
 
     peak: float
     floor: float
@@ -104,19 +108,29 @@ class LearningRate:
     decay: int
     hold: int = 0
     shape: Shape = "cosine"
+    start: int = 0
+
+    @property
+    def risen(self) -> int:
+        """Samples at the end of the warm-up."""
+        return self.start + self.warmup
+
+    @property
+    def peak_end(self) -> int:
+        """Samples at which the decay begins."""
+        return max(self.hold, self.risen)
 
     def at(self, samples: int) -> float:
         """The learning rate after ``samples`` consumed samples."""
-        if samples <= self.warmup:
-            return self.peak * samples / self.warmup if self.warmup else self.peak
+        if samples <= self.risen:
+            return self.peak * (samples - self.start) / self.warmup if self.warmup else self.peak
         if self.shape == "constant":
             return self.peak
         if samples > self.decay:
             return self.floor
-        hold = max(self.hold, self.warmup)
-        if samples <= hold:
+        if samples <= self.peak_end:
             return self.peak
-        decayed = (samples - hold) / (self.decay - hold)
+        decayed = (samples - self.peak_end) / (self.decay - self.peak_end)
         left = (1 + math.cos(math.pi * decayed)) / 2 if self.shape == "cosine" else 1 - decayed
         return self.floor + (self.peak - self.floor) * left
 
@@ -149,14 +163,14 @@ class BatchSize:
             end = min(end, -(-(level + 1) * ramp.samples // increments))
         return max((ramp.start + ramp.increment * level) // self.multiple, 1) * self.multiple, min(end, ramp.samples)
 
-    def samples_after(self, steps: int) -> int:
-        """Number of samples that the first ``steps`` steps consume."""
-        before = 0
+    def samples_after(self, steps: int, begin: int = 0) -> int:
+        """Number of samples that ``steps`` steps consume, the first of which begins after ``begin``."""
+        before = begin
         while steps:
             size, end = self._size_and_end(before)
             equal = steps if end == LIMIT else min(steps, -(-(end - before) // size))
             before, steps = before + equal * size, steps - equal
-        return before
+        return before - begin
 
     @property
     def rounding(self) -> str | None:
