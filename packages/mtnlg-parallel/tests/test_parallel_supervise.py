@@ -17,6 +17,7 @@ import mtnlg_parallel
 from mtnlg_data.console import Failure as DataFailure
 from mtnlg_data.engine.folder_lock import FolderInUse
 from mtnlg_model.console import Failure, IoFailure, UsageFailure, error_status, run
+from mtnlg_model.settings import dump
 from mtnlg_parallel import statuses
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.launch import run as launch
@@ -36,7 +37,7 @@ from mtnlg_parallel.launch.supervise import (
     report_rank_failure,
 )
 from mtnlg_parallel.record.history import append, read_events
-from mtnlg_parallel.record.run_dir import LOGS, RunState
+from mtnlg_parallel.record.run_dir import LOGS, RECIPE, RunState
 from mtnlg_parallel.statuses import ACTIONS, STOP_SIGNALS, Exit, Failed, cause_of, first_failure, write_failure
 
 if TYPE_CHECKING:
@@ -273,6 +274,7 @@ def test_restart_command_prints_one_line_per_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pauses: list[float] = []
+    (tmp_path / RECIPE).write_text(dump(recipe_of()))
     monkeypatch.setattr(Signals, "wait", lambda _, seconds: pauses.append(seconds))
 
     def printed(status: int, node: str = "", *words: object) -> str:
@@ -331,6 +333,7 @@ def test_signal_ends_the_pause_before_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(supervise, "PAUSES", (0.0, 3600.0, 3600.0))
+    (tmp_path / RECIPE).write_text(dump(recipe_of()))
     restart_command(monkeypatch, tmp_path)
     monkeypatch.setattr("mtnlg_parallel.launch.run.say", lambda _: signal.raise_signal(signal.SIGUSR1))
     restart_command(monkeypatch, tmp_path)

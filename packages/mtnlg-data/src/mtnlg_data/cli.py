@@ -26,7 +26,7 @@ from .commands.step_command import (
     out_option,
 )
 from .console import Failure, UsageFailure, application, print_json, run, say
-from .engine import Keep, lock_folder
+from .engine import Keep, lock_folder, make_folder
 from .engine.local import OBJECTS_PER_COLLECTION
 from .transfer.urls import Location, Url, location
 
@@ -116,7 +116,7 @@ def run_recipe(
         else:
             check_inputs(resolved)
             if not isinstance(out, Url):
-                out.mkdir(parents=True, exist_ok=True)  # for the log
+                make_folder(out)  # for the log
             say(f"{out}: submitted as job {submit(script=script)}; the same command resumes it")
         return
     if sbatch or setup or srun or interface or dry_run:
@@ -160,8 +160,9 @@ def fetch(
 
         if base or files or verify or largest:
             raise UsageFailure(f"{url}: --base, --files, --largest and --verify are for snapshots of Common Crawl")
+        remote = list_files(url)
         with lock_folder(out):
-            done = fetch_files(list_files(url), out, workers=workers, label=f"fetch {url}")
+            done = fetch_files(remote, out, workers=workers, label=f"fetch {url}")
         say(f"{url}: {done.fetched:,} files fetched, {done.kept:,} here before; {done.size / 1e9:.2f} GB in {out}")
         if as_json:
             print_json({"url": url, "fetched": done.fetched, "kept": done.kept, "bytes": done.size})

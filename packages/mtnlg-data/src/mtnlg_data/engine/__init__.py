@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mtnlg_data.console import Failure, UsageFailure
 
-from .folder_lock import lock_folder
+from .folder_lock import lock_folder, make_folder
 from .local import Local
 from .stage_folder import CUTS, DROPPED, VALUES, StageFolder, StageRecord, listed_shards, read_record, stage_folders
 from .tasks import Engine, Summary, Task, checksum, manifest_path, run_tasks
@@ -35,6 +35,7 @@ __all__ = [
     "checksum",
     "listed_shards",
     "lock_folder",
+    "make_folder",
     "manifest_path",
     "open_engine",
     "read_record",

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtnlg_data.console import Failure, say
+from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.files import PARTIAL_NAME, open_to_update
 
 if TYPE_CHECKING:
@@ -23,14 +23,22 @@ class FolderInUse(Failure):
     """Another run holds the folder's lock."""
 
 
+def make_folder(out: Path) -> None:
+    """Make ``out``, if it does not exist. Raises ``UsageFailure`` if it or one above it is a file."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageFailure(f"{out}: not a folder; give another --out") from None
+
+
 @contextmanager
 def lock_folder(out: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock ``out`` against other runs until the block ends or this process does; removes partial files of killed runs.
 
     If another run holds the lock, wait for it with ``wait``, else raise `FolderInUse`. A file system without locks
-    keeps no run out.
+    keeps no run out. Check first that the run can work: the lock's file stays.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with open_to_update(out / LOCK) as lock:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: a child of a killed run would keep that lock

@@ -19,7 +19,7 @@ from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.engine import lock_folder
 from mtnlg_data.files import regular
 
-from .url_files import FetchRecord, fetch_files
+from .url_files import FetchRecord, fetch_files, find_file
 from .urls import Url, location
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def fetch_snapshot(
             raise Failure(f"{base}: no such folder")
         place = Url(f"file://{place.absolute()}")
     root = place / "crawl-data" / snapshot
+    if not (out / LISTING).exists():
+        find_file(f"{root}/{LISTING}")  # so that a wrong name leaves nothing behind
     with lock_folder(out):
         fetch_files({LISTING: f"{root}/{LISTING}"}, out, verify=verify, largest=LARGEST_LISTING)
         paths, refused = read_listing(out / LISTING, snapshot)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mtnlg_data.engine.folder_lock import FolderInUse, lock_folder
+from mtnlg_data.engine.folder_lock import LOCK, FolderInUse, lock_folder
 from mtnlg_model.compare import differences
 from mtnlg_model.console import Failure, UsageFailure, error_line, error_status, progress, say
 from mtnlg_model.files import file_lines
@@ -18,7 +18,16 @@ from mtnlg_parallel.environment import limit_world, read_environment, step_nodes
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions
 from mtnlg_parallel.recipe_file import load_recipe, read_recipe
-from mtnlg_parallel.record.run_dir import CHECKPOINTS, LOGS, RECIPE, SUMMARY, RunState, prepare_run_dir, read_summary
+from mtnlg_parallel.record.run_dir import (
+    CHECKPOINTS,
+    LOGS,
+    RECIPE,
+    SUMMARY,
+    RunState,
+    prepare_run_dir,
+    read_summary,
+    run_recipe,
+)
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.rendezvous import HostedStore
 from mtnlg_parallel.statuses import STOP_SIGNALS, Exit, Failed, first_failure, take_failures, write_failure
@@ -144,8 +153,8 @@ def start(run: TrainingRun) -> bool:
     layout = first.recipe.layout
     check_ranks(layout, device)
     expected = first.forecast()
-    if not out.exists():
-        open_data(run.data, first.recipe)  # so that wrong data leave no folder behind
+    if not (out / LOCK).exists():
+        open_data(run.data, first.recipe)  # so that wrong data leave nothing behind
     with lock_folder(out):
         state = _prepare(first, expected)
         if state.complete:
@@ -262,9 +271,12 @@ def restart(out: Path, max_restarts: int) -> str:
     """Wait out the pause after ranks have failed; returns what the scheduler's script must do next.
 
     That is ``restart``, ``requeue``, ``requeue NODE,NODE`` (nodes that failed twice in this job within a day) or
-    ``end``. Records the failure in ``out``'s history.
+    ``end``. Records the failure in ``out``'s history. Raises ``Failure`` if there is no run.
     """
-    failed = first_failure(take_failures(out) or [Failed("no rank gave a reason", Exit.NOT_STARTED)])
+    found = take_failures(out)
+    if not found:
+        run_recipe(out)  # or this is no run's folder
+    failed = first_failure(found or [Failed("no rank gave a reason", Exit.NOT_STARTED)])
     environment = read_environment()
     job = environment.first_job or environment.job
     with record_signals(*STOP_SIGNALS) as signals:

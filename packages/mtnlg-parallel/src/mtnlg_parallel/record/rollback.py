@@ -15,10 +15,9 @@ from mtnlg_model.console import UsageFailure
 from mtnlg_model.files import write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import Change
-from mtnlg_parallel.recipe_file import read_recipe
 
 from . import history, metrics
-from .run_dir import CHECKPOINTS, RECIPE, SUMMARY
+from .run_dir import CHECKPOINTS, RECIPE, SUMMARY, run_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +31,7 @@ def rollback(out: Path, step: int, skip: bool = False) -> Train:
     With ``skip`` the run skips all samples that it has read since that checkpoint. Raises ``UsageFailure`` if the run
     has no such checkpoint or samples.
     """
-    recipe = read_recipe(out / RECIPE)  # before a folder that holds no run gets a lock
+    recipe = run_recipe(out)  # before a folder that holds no run gets a lock
     with lock_folder(out):
         checkpoints = dict(list_checkpoints(out / CHECKPOINTS))
         if step not in checkpoints:

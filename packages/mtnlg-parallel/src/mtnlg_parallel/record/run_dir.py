@@ -57,6 +57,13 @@ class RunState(NamedTuple):
     complete: bool
 
 
+def run_recipe(out: Path) -> Recipe:
+    """The recipe of the run in ``out``. Raises ``Failure`` if there is no run."""
+    if not (out / RECIPE).is_file():
+        raise Failure(f"{out}: no run: it has no {RECIPE}; give the --out of mtnlg-parallel train")
+    return read_recipe(out / RECIPE)
+
+
 def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bool) -> RunState:
     """Prepare ``out`` for this recipe and return the state of its run; without ``resume`` delete the earlier run first.
 

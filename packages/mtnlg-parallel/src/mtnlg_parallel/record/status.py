@@ -21,12 +21,11 @@ import typer
 
 from mtnlg_data.report.numbers import NARROW, duration
 from mtnlg_model.checkpoint.manifest import MANIFEST, list_checkpoints
-from mtnlg_model.console import Failure, print_json
-from mtnlg_parallel.recipe_file import read_recipe
+from mtnlg_model.console import print_json
 
 from . import metrics
 from .history import StepSeconds, account, number, read_events
-from .run_dir import CHECKPOINTS, RECIPE, SUMMARY, corpus_passes
+from .run_dir import CHECKPOINTS, RECIPE, SUMMARY, corpus_passes, run_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,9 +66,7 @@ def status_command(
 def status(out: Path, now: float | None = None) -> dict[str, Any]:
     """State and figures of the run in ``out``. Raises ``Failure`` if there is no run."""
     now = time.time() if now is None else now
-    if not (out / RECIPE).is_file():
-        raise Failure(f"{out}: no run: it has no {RECIPE}; give the --out of mtnlg-parallel train")
-    recipe = read_recipe(out / RECIPE)
+    recipe = run_recipe(out)
     events, seconds, recent = list(read_events(out)), StepSeconds(), deque[metrics.Step](maxlen=RECENT_STEPS)
     for step in metrics.read_steps(out):
         seconds.add(step)

@@ -1,0 +1,110 @@
+"""Commands on the folder of a run, or with --out: what they cannot use is one line, and nothing is written there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.main import get_command
+
+from mtnlg_data import cli as data_cli
+from mtnlg_data.console import run
+from mtnlg_parallel import cli as parallel_cli
+from training.conftest import make_data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = ("clean", "decontaminate", "dedup", "exact", "extract", "filter", "score", "tokenize")
+APPS = {"mtnlg-parallel": parallel_cli.app, "mtnlg-data": data_cli.app}
+WITHOUT = {"mtnlg-parallel": {"layout", "plan", "build-kernels", "conform"}, "mtnlg-data": {"plan"}}
+"""Commands without such a folder."""
+
+OF_RUNS = {
+    "mtnlg-parallel": {"restart": "PLACE", "status": "PLACE", "rollback": "PLACE --to step-1"},
+    "mtnlg-data": {"inspect": "PLACE", "why": "PLACE id", "report": "PLACE", "export": "PLACE --out HERE/exported"},
+}
+WRITING = {
+    "mtnlg-parallel": {"train": "HERE/train.toml --data HERE/DATA --out PLACE --device cpu"},
+    "mtnlg-data": {"run": "HERE/data.toml --input HERE/DATA --out PLACE", "export": "HERE/DATA --out PLACE"}
+    | {"fetch": "file://HERE/DATA/in.jsonl --out PLACE", "step": "clean HERE/DATA --out PLACE"}
+    | dict.fromkeys(STEPS, "HERE/DATA --out PLACE"),
+}
+"""With paths of data that may be wrong."""
+
+
+def failed_command(  # noqa: PLR0917  (fixtures)
+    package: str, words: str, data: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What a command that must fail, and leave all files as they are, prints."""
+
+    def files() -> dict[Path, bytes | None]:
+        return {path: path.read_bytes() if path.is_file() else None for path in here.rglob("*")}
+
+    before = files()
+    words = words.replace("PLACE", f"{here}/place").replace("HERE", str(here)).replace("DATA", data)
+    monkeypatch.setattr(sys, "argv", [package, "--quiet", *words.split()])
+    with pytest.raises(SystemExit) as stop:
+        run(APPS[package])
+    assert stop.value.code
+    assert files() == before
+    return capsys.readouterr().err
+
+
+CASES = [(package, words) for table in (OF_RUNS, WRITING) for package in table for words in table[package].items()]
+
+
+@pytest.mark.parametrize("place", ["file", "other", "missing", "read-only"])
+@pytest.mark.parametrize(("package", "command"), CASES, ids=lambda value: value if isinstance(value, str) else value[0])
+def test_folder_that_is_no_run_is_left_as_it_is(  # noqa: PLR0917  (fixtures)
+    package: str,
+    command: tuple[str, str],
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also by a command with --out whose input does not exist."""
+    recipes(tmp_path)
+    if place == "file":
+        (tmp_path / "place").write_text("mine")
+    elif place != "missing":
+        (tmp_path / "place").mkdir()
+        (tmp_path / "place" / "notes.txt").write_text("mine")
+        (tmp_path / "place").chmod(0o555 if place == "read-only" else 0o755)
+    line = failed_command(package, " ".join(command), "nowhere", tmp_path, monkeypatch, capsys)
+    assert line.count("\n") == 1
+    assert str(tmp_path) in line or command[0] in line
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [("mtnlg-parallel", "train"), *(("mtnlg-data", name) for name in ("run", "fetch", "clean"))],
+)
+def test_out_that_is_a_file_is_refused(
+    package: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipes(tmp_path)
+    (tmp_path / "data").mkdir()
+    make_data(tmp_path / "data", seed=1)
+    (tmp_path / "data" / "in.jsonl").write_text(json.dumps({"text": "words " * 99}) + "\n")
+    (tmp_path / "place").write_text("mine")
+    words = f"{command} {WRITING[package][command]}"
+    line = failed_command(package, words, "data", tmp_path, monkeypatch, capsys)
+    assert line == f"{package}: {tmp_path / 'place'}: not a folder; give another --out\n"
+
+
+def recipes(folder: Path) -> None:
+    """Write the smallest recipes."""
+    source = 'kind = "jsonl"\npaths = ["in.jsonl"]\nweight = 1.0\n'
+    (folder / "data.toml").write_text(f"[sources.one]\n{source}[tokenize]\nvocabulary = 300\n")
+    model, train = "preset = 'tiny'\nsequence = 8\n", "samples = 8\nbatch = 8\nlr = 1e-3\n"
+    (folder / "train.toml").write_text(f"[model]\n{model}[train]\n{train}")
+
+
+def test_every_command_is_walked() -> None:
+    for package, app in APPS.items():
+        walked = {*OF_RUNS[package], *WRITING[package], *WITHOUT[package]}
+        assert {*get_command(app).commands} == walked  # type: ignore[attr-defined]  # (a group)
