@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -153,3 +155,23 @@ def test_ranks_that_cannot_share_memory_have_gloo(tmp_path: Path, monkeypatch: p
         return isinstance(group, shared_memory.SharedMemoryGroup), float(total.sum())
 
     assert run(3, work, tmp_path) == [(False, 9.0)] * 3
+
+
+def test_group_closes_its_pipes_and_ends_in_silence() -> None:
+    """Deleted, alive at the end of the process, and unfinished."""
+    code = """
+import mmap, os
+from torch import distributed
+from mtnlg_parallel.shared_memory import SharedMemoryGroup as Group
+gloo = distributed.ProcessGroupGloo(distributed.HashStore(), 0, 1)
+pipe = os.pipe()
+group, other = (Group(gloo, mmap.mmap(-1, 1 << 21), {1: files}) for files in (os.pipe(), pipe))
+del other
+try:
+    os.fstat(pipe[0])
+except OSError:
+    Group.__new__(Group)
+    print("closed")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("closed\n", "")

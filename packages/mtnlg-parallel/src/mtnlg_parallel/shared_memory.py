@@ -25,6 +25,7 @@ import mmap
 import os
 import secrets
 import select
+import weakref
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -62,11 +63,7 @@ class SharedMemoryGroup(ProcessGroup):
         self._pipes, self._bytes = pipes, torch.frombuffer(memory, dtype=torch.uint8)
         self._pieces, self._pending = 0, Collective(iter(()))
         self._entered, self._operation = 0, ""
-
-    def __del__(self) -> None:
-        """Close the pipes."""
-        for files in self._pipes.values():
-            list(map(os.close, files))
+        weakref.finalize(self, _close, pipes).atexit = False  # a process that ends has its files closed
 
     @property
     def last(self) -> tuple[int, int, str]:
@@ -200,6 +197,11 @@ def _open(path: str, name: str) -> int:
     if str(Path(path).readlink()) != name:
         raise OSError(path)
     return os.open(path, os.O_RDWR)
+
+
+def _close(pipes: dict[int, tuple[int, int]]) -> None:
+    for files in pipes.values():
+        list(map(os.close, files))
 
 
 def _can_share(whole: Tensor, part: Tensor, ranks: int = 1) -> bool:
