@@ -82,9 +82,8 @@ def test_a_package_imports_only_the_siblings_that_it_may(package: str) -> None:
 
 
 def test_the_machines_cores_are_counted_within_its_quotas() -> None:
-    """But for at most eight threads of mtnlg-model, which has no such function, and the name of the machine."""
     found = {path.name for package in MAY_IMPORT for path in modules_of(package) if "cpu_count" in path.read_text()}
-    assert found == {"machine.py", "initialization.py", "provenance.py"}
+    assert found == {"machine.py"}
 
 
 def test_eval_imports_parallel_only_behind_its_extra() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 ROWS = 64
 
-THREADS = min(8, os.cpu_count() or 1)
-"""Number of threads that draw blocks: with one, 7 billion weights take a minute."""
+THREADS = 8
+"""Number of threads that draw blocks, also on fewer cores: with one, 7 billion weights take a minute."""
 
 
 def initial_value(config: ModelConfig, name: str, seed: int, index: tuple[slice, ...] | None = None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import sys
@@ -34,7 +33,7 @@ def provenance(layout: str | None, seconds: float, rows_revision: str | None = N
 
 @cache
 def _hardware() -> str:
-    """Name of the first GPU and number of GPUs, else cores and name of the processor."""
+    """Name of the first GPU and number of GPUs, else threads and name of the processor."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     try:
@@ -42,7 +41,7 @@ def _hardware() -> str:
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{os.cpu_count()} cores, {next(names, platform.machine())}"
+    return f"{torch.get_num_threads()} threads, {next(names, platform.machine())}"
 
 
 @cache
