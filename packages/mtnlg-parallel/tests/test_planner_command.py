@@ -63,6 +63,15 @@ def test_scaling_prints_the_papers_table_beside_ours() -> None:
     assert "90 % of steps take" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "cluster"),
+    [("mt-nlg-530b-2022", "", "selene"), ("llama-1b", "", "dgx-a100-40gb"), ("mt-nlg-530b", "ndv4", "ndv4")],
+)
+def test_recipe_is_planned_for_its_cluster(name: str, option: str, cluster: str) -> None:
+    words = ["--cluster", option] if option else []
+    assert plan_json(shipped_recipe(name), *words)["cluster"] == cluster
+
+
 def test_plan_reads_a_cluster_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     mine = load_cluster("dgx-a100")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .recipe import Recipe
 
 RESUMED_MAY_DIFFER: Final = {
+    "cluster": "what is planned, not what is trained",
     "layout": "any layout gives the same losses",
     "guard": "limits for the steps to come",
     "watch": "what is measured, not what is trained",

@@ -331,6 +331,7 @@ class Slurm(Settings):
 class Recipe(Settings):
     """A complete ``train.toml``."""
 
+    cluster: str = Field("", description="name or TOML file of the cluster for which `plan` plans without --cluster")
     model: ModelConfig
     layout: Layout = Layout()
     train: Train

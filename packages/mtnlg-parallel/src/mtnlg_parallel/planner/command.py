@@ -52,7 +52,9 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     ],
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Name or TOML file; default dgx-a100, of mt-nlg-530b selene, its own."),
+        typer.Option(
+            metavar="NAME|FILE", help="Name or file; default the recipe's, else dgx-a100, of mt-nlg-530b selene."
+        ),
     ] = None,
     nodes: Annotated[int | None, _count("Number of nodes; default what --layout needs.")] = None,
     layout: Annotated[str | None, typer.Option(metavar="tp=8,pp=35,dp=8", help="Instead of the recipe's.")] = None,
@@ -109,8 +111,9 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     The paper's runs: mtnlg-parallel plan mt-nlg-530b --cluster selene --scaling 280,350,420
     """
     _refuse_dropped(search=search, scaling=scaling, html=html, tokens=tokens, top=top)
-    place = load_cluster(cluster or ("selene" if target in LAID_OUT else "dgx-a100"))
     recipe = None if target in PRESETS else _recipe(target, overrides or ())
+    usual = "selene" if target in LAID_OUT else "dgx-a100"
+    place = load_cluster(cluster or (recipe and recipe.cluster) or usual)
     options = {
         "batch": batch,
         "micro_batch": micro_batch,
