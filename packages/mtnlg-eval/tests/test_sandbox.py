@@ -110,6 +110,7 @@ def test_code_of_a_task_runs_only_where_it_is_trusted(
     ("text", "why"),
     [
         ("'{% for'", "TemplateSyntaxError: unexpected 'end of template'"),
+        ("[a, b", "ParserError: line 8, column 14 of "),
         ("'{{ 1 / label }}'", "ZeroDivisionError: division by zero"),
         ("'{{ range(999999999)|list }}'", "SecurityError: a call that could make more than "),
     ],

@@ -109,6 +109,8 @@ def load_lm_eval_tasks(
         raise
     except Exception as error:  # noqa: BLE001  (lm-eval, datasets and templates raise errors of many libraries)
         reason = next(iter(str(error).splitlines()), "")
+        if mark := getattr(error, "problem_mark", None):  # of YAML
+            reason = f"line {mark.line + 1}, column {mark.column + 1} of {mark.name}: {vars(error)['problem']}"
         raise Failure(f"not a task that lm-eval can load: {type(error).__name__}: {reason}") from None
     tasks: dict[str, Task] = loaded["tasks"]
     groups = {group.name: [task.task_name for task in group.get_all_tasks()] for group in loaded["groups"].values()}
