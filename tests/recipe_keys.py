@@ -105,9 +105,9 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def leaves() -> list[Leaf]:
-    """Every key of both recipes."""
-    return [leaf for recipe in (DataRecipe, TrainRecipe) for _, own in _tables(recipe, ()) for leaf in own]
+def leaves(*recipes: type[BaseModel]) -> list[Leaf]:
+    """Every key of these recipes, or of both."""
+    return [leaf for recipe in recipes or (DataRecipe, TrainRecipe) for _, own in _tables(recipe, ()) for leaf in own]
 
 
 def unknown(table: dict[str, Any], above: tuple[str, ...] = ()) -> list[str]:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
+from typing import Any
 
+import pytest
 from markdown_it import MarkdownIt
+
+from mtnlg_model.console import UsageFailure
+from mtnlg_model.settings import validate
+from mtnlg_parallel.recipe import Recipe
 
 recipe_keys = importlib.import_module("recipe_keys")
 
@@ -36,3 +43,33 @@ def test_a_key_that_no_recipe_has_is_named() -> None:
         "slurm": {"sbatch": {"x": 1}},
     }
     assert recipe_keys.unknown(shown) == ["exact.kindz", "sources.crawl.weigth"]
+
+
+def mistakes(path: tuple[str, ...], value: object) -> list[str]:
+    """The lines about a recipe in which the key at ``path`` has this value."""
+    content: dict[str, Any] = {"model": {"preset": "tiny"}, "train": {"samples": 8, "batch": 8, "lr": 1e-3}}
+    table = content
+    for part in path[:-1]:
+        inner = table.setdefault(part, [{"at": 1}] if part in {"change", "by_layer"} else {})
+        table = inner[0] if isinstance(inner, list) else inner
+    table[path[-1]] = value
+    try:
+        validate(content, Recipe, "train.toml")
+    except UsageFailure as failure:
+        return str(failure).splitlines()
+    return []
+
+
+@pytest.mark.parametrize("value", ["word", 3.5, True, [3, 5], [0.9], ["a"], [[True]], {"a": 1}], ids=str)
+def test_value_of_a_wrong_type_has_one_line_per_mistake_and_a_valid_example(value: object) -> None:
+    """At every key of train.toml."""
+    for leaf in recipe_keys.leaves(recipe_keys.TrainRecipe):
+        lines = mistakes(leaf.path, value)
+        assert len({*lines}) == len(lines)
+        for line in lines:
+            assert line.startswith("train.toml: ")
+            assert "tuple" not in line
+            example = line.partition(", as in ")[2]
+            if example.startswith(f"{leaf.path[-1]} = "):
+                again = mistakes(leaf.path, tomllib.loads(example)[leaf.path[-1]])
+                assert not [other for other in again if f"{leaf.path[-1]} = " in other and ", as in" in other]

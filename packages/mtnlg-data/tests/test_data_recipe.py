@@ -178,7 +178,7 @@ def test_wildcards_skip_hidden_files(tmp_path: Path, start: str) -> None:
         ('paths = ["books/*.jsonl"]\n', "", ["sources.books", "either paths or a snapshot"]),
         ('paths = ["books/*.jsonl"]', 'snapshot = "x"', ["sources.books", "snapshot = 'x': unknown key"]),
         ('paths = ["books/*.jsonl"]', 'paths = "books"', ["sources.books.paths = 'books'", 'as in paths = ["books"]']),
-        ('paths = ["books/*.jsonl"]', "paths = true", ["sources.books.paths", "as in paths = [true]"]),
+        ('paths = ["books/*.jsonl"]', "paths = true", ["sources.books.paths", 'as in paths = ["name"]']),
         ("curated = true", "curated = false", ["crawl has filtered = true, but no source has curated = true"]),
         ("filtered = true", "filtered = true\ncurated = true", ["both curated and filtered"]),
         ("curated = true", 'curated = true\nrules = ["tidy"]', ["sources.books.rules.0", "'tidy'", "'whitespace'"]),

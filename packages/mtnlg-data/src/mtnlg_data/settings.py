@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import tomllib
+from contextlib import suppress
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model, field_validator
 from pydantic.fields import FieldInfo
 
 from .console import Failure, UsageFailure
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 INTEGERS = 1 << 63  # bound of either sign, in TOML and in the code that computes with them
 MISTAKES = 20  # of one recipe that are listed
+LIST_ERRORS = {"list_type", "tuple_type", "missing", "too_long", "too_short"}
 
 
 class Settings(BaseModel):
@@ -104,9 +107,9 @@ def validate(content: Mapping[str, Any], schema: type[S], place: str) -> S:
         return schema.model_validate_json(json.dumps(content, default=str))
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
-        lines = [_explain(mistake, schema, place) for mistake in mistakes[:MISTAKES]]
+        lines = [_explain(mistake, content, schema, place) for mistake in mistakes[:MISTAKES]]
         lines += [f"{place}: {len(mistakes) - MISTAKES} more mistakes"] * (len(mistakes) > MISTAKES)
-        raise UsageFailure("\n".join(lines)) from None
+        raise UsageFailure("\n".join(dict.fromkeys(lines))) from None
     except ValueError as error:  # json's, of an integer of thousands of digits
         raise UsageFailure(f"{place}: {error}") from None
 
@@ -148,26 +151,56 @@ def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     return f"did you mean {near[0]}? " if near else ""
 
 
-def _explain(detail: Any, schema: type[BaseModel], place: str) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
+def _explain(detail: Any, content: Any, schema: type[BaseModel], place: str) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
     path = [part for part in detail["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     key = ".".join(str(part) for part in path)
     if detail["type"] == "extra_forbidden":
-        valid = sorted(_valid_keys(schema, path[:-1]))
+        fields = (field for model in _models_at(schema, path[:-1]) for field in model.model_fields.items())
+        valid = sorted({field.alias or name for name, field in fields})
         hint = did_you_mean(str(path[-1]), valid)
         return f"{place}: {key} = {detail['input']!r:.200}: unknown key; {hint}valid keys: {', '.join(valid)}"
-    if detail["type"] == "missing":
+    if detail["type"] == "missing" and isinstance(path[-1], str):
         return f"{place}: {key}: required key is missing"
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "literal_error":
         message = message.replace("True", "true").replace("False", "false")  # as TOML has them
-    if detail["type"] in {"list_type", "tuple_type"}:
-        message = f"write a list, as in {path[-1]} = {json.dumps([detail['input']], ensure_ascii=False)}"
+    message = message.replace("should be a valid boolean", "should be true or false")
+    depth = max((number for number, part in enumerate(path, 1) if isinstance(part, str)), default=0)
+    if detail["type"] in LIST_ERRORS or (depth < len(path) and detail["type"].endswith("_type")):
+        key = ".".join(map(str, path[:depth]))
+        written = content
+        for part in path[:depth]:
+            with suppress(LookupError, TypeError):  # the name of a class among several
+                written = written[part]
+        detail["input"], message = written, f"write a list{_example(path[:depth], schema, written)}"
     shown = "" if isinstance(detail["input"], dict) else f" = {detail['input']!r:.200}"
     return f"{place}: {key}{shown}: {message}" if key else f"{place}: {message}"
 
 
-def _valid_keys(schema: type[BaseModel], path: Sequence[int | str]) -> set[str]:
-    """Keys that the table at ``path`` may have."""
+def _example(path: Sequence[int | str], schema: type[BaseModel], written: Any) -> str:  # noqa: ANN401  (what the file holds)
+    """A valid value of the list at ``path``, as text: ``written`` in a list, the default, or one of its types."""
+    key = str(path[-1])
+    for model in _models_at(schema, path[:-1]):
+        if field := model.model_fields.get(key):
+            kind = TypeAdapter(field.annotation, config=ConfigDict(strict=True))
+            for example in filter(None, ([written], field.default, _sample(field.annotation))):
+                text = json.dumps(example, default=str, ensure_ascii=False)
+                with suppress(ValidationError):
+                    kind.validate_json(text)
+                    return f", as in {key} = {text}"
+    return ""
+
+
+def _sample(annotation: Any, number: int = 1) -> Any:  # noqa: ANN401  (any annotation)
+    """A value of a type, as JSON."""
+    arguments = [argument for argument in get_args(annotation) if argument not in {NoneType, ...}]
+    if get_origin(annotation) in {tuple, list}:
+        return [_sample(argument, count) for count, argument in enumerate(arguments, 1)]
+    return _sample(arguments[0], number) if arguments else {int: number, float: number / 10}.get(annotation, "name")
+
+
+def _models_at(schema: type[BaseModel], path: Sequence[int | str]) -> list[Any]:
+    """Models of the table at ``path``."""
     models: list[Any] = [schema]
     for part in path:
         if isinstance(part, int):
@@ -175,7 +208,7 @@ def _valid_keys(schema: type[BaseModel], path: Sequence[int | str]) -> set[str]:
         inner = [m.model_fields[part].annotation for m in models if part in getattr(m, "model_fields", {})]
         within = [leaf for annotation in inner for leaf in _models_within(annotation)]
         models = within or [m for m in models if m.__name__ == part] or models
-    return {field.alias or name for m in models for name, field in m.model_fields.items()}
+    return models
 
 
 def _models_within(annotation: Any) -> list[type[BaseModel]]:  # noqa: ANN401  (any annotation)
