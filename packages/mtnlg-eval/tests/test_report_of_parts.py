@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mtnlg_eval.report import write_report
+from mtnlg_eval.report.charts import curves
+from mtnlg_eval.report.run_files import read_run
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -143,6 +145,7 @@ def test_loss_by_source_and_changes_of_the_run(made: ModuleType, run: Path) -> N
     steps = made.metrics()
     for step in steps[1::2]:
         names = [f"source {n}" for n in range(10) if n or step["step"] < 5]
+        step["lr"] = 1.234e-5
         step["sources"] = {name: {"tokens": 9, "passes": 0.1, "loss": 3.5} for name in names} | {
             "unread": {"tokens": 0}
         }
@@ -150,6 +153,7 @@ def test_loss_by_source_and_changes_of_the_run(made: ModuleType, run: Path) -> N
     (run / "train" / "metrics.jsonl").write_text(lines, encoding="utf-8")
     changes = "[[train.change]]\nat = 60\nlr = 5e-5\nfrozen = []\nskip = []\n[[train.change]]\nat = 999\ndata = '/x'\n"
     (run / "train" / "recipe.toml").write_text(f"[model]\nsequence = 32\n[train]\nlr = 1e-4\n{changes}")
+    assert all(6 * len(label) <= each.left - 8 for each in curves(read_run(run)) for _, label in each.y.ticks)
     page = made.read(run)
     looks = [str(attributes["class"]) for tag, attributes in page.elements if tag == "path" and "class" in attributes]
     assert looks.count("source s0") == looks.count("source s0 dashed") == looks.count("source s7") == 2, (

@@ -83,7 +83,8 @@ def _curve(run: Run, title: str, about: str, series: Sequence[Series], level: fl
     room = 0.05 * (high - low) if low else 0.0
     y = Axis(low - room, high + room, tuple((value, short(value)) for value in (low, (low + high) / 2, high)))
     width, height = (410, 260) if is_loss else (300, 176)
-    chart = Chart(title, about, tokens_axis(end), y, width, height, left=44, note="tokens")
+    left = 8 + 6 * max(6, *(len(label) for _, label in y.ticks))
+    chart = Chart(title, about, tokens_axis(end), y, width, height, left, note="tokens")
     for change in run.changes:
         if change.tokens <= end:
             chart.line("muted dashed", (change.tokens, y.low), (change.tokens, y.high), width=0.8)
