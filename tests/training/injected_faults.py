@@ -71,8 +71,11 @@ def inject_faults(faults: dict[str, Any], training: Training, rank: int) -> None
 
 
 def flip_bit(training: Training) -> None:
-    """Flip a bit of this rank's copy of a weight, once it has all weights."""
-    weight = next(training.engine.local_parameters()).parameter.data.flatten()[-1:]
+    """Flip a bit of this rank's copy of a norm or bias, once it has all of them."""
+    engine: Any = training.engine
+    parameter = next(each.local.parameter for each in engine.fragments() if each.local.parameter.ndim == 1)
+    engine.optimizer.wait_for(parameter)
+    weight = parameter.data.flatten()[-1:]
     weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()]).bitwise_xor_(1)
 
 

@@ -147,12 +147,18 @@ def test_frozen_parameters_have_no_update(run_ranks: RunRanks, data: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("layout", "precision", "rank", "named"),
-    [((1, 1, 3), "fp32", 1, [1]), ((1, 2, 2), "bf16", 3, [3]), ((1, 1, 2), "fp32", 1, [0, 1])],
+    ("layout", "precision", "shard", "rank", "named"),
+    [
+        ((1, 1, 3), "fp32", "state", 1, [1]),
+        ((1, 2, 2), "bf16", "state", 3, [3]),
+        ((1, 1, 2), "fp32", "state", 1, [0, 1]),
+        ((1, 1, 3), "bf16", "parameters", 2, [2]),
+    ],
 )
 def test_flipped_weight_ends_the_run_and_names_the_rank(  # noqa: PLR0917  (fixtures)
     layout: tuple[int, int, int],
     precision: str,
+    shard: str,
     rank: int,
     named: list[int],
     run_ranks: RunRanks,
@@ -160,7 +166,7 @@ def test_flipped_weight_ends_the_run_and_names_the_rank(  # noqa: PLR0917  (fixt
     tmp_path: Path,
 ) -> None:
     """By the majority; of two by their master weights, which fp32 has no copies of."""
-    recipe = watched(layout, every=1, precision=precision, batch=12, validation_samples=12, ramp=None)
+    recipe = watched(layout, every=1, precision=precision, shard=shard, batch=12, validation_samples=12, ramp=None)
     errors = run_ranks("train", [recipe], fails=True, data=data, outs=[tmp_path], faults={"flip": [2, rank]})
     assert len(errors) == recipe.layout.world
     for error in errors:

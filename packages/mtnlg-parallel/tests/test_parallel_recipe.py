@@ -312,6 +312,7 @@ def test_only_the_relevant_mistake_is_explained(small: Path) -> None:
         (["train.samples=150", "train.decay=100", "train.change=[{at=90,decay=150}]"], []),
         (["train.change=[{at=100,clip=0.5}]"], ["train.change at = 100 is never reached: train.samples = 100"]),
         (["train.decay_shape=constant", "train.warmup=100"], ["the learning rate never reaches train.lr = 0.001"]),
+        (["train.shard=parameters", "layout.pp=1", "layout.dp=2"], ["copies of norms and biases, not of matrices"]),
         (["train.decay=101", "train.change=[{at=50,warmup=50}]"], ["lr = 0.001: train.warmup = 50 does not end"]),
     ],
 )

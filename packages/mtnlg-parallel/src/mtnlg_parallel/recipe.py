@@ -418,6 +418,8 @@ class Recipe(Settings):
         """Notes for the user on settings that work, but perhaps not as intended."""
         train, rounding = self.train, self.batch_size.rounding
         notes = [rounding] if rounding else []
+        if train.shard == "parameters" and self.watch.every and self.layout.copies > 1:
+            notes.append('train.shard = "parameters": ranks compare their copies of norms and biases, not of matrices')
         if not train.decays and (unused := [key for key in ("hold", "min_lr") if getattr(train, key)]):
             notes.append(f'train.{unused[0]} has no effect: train.decay_shape = "constant" never decays')
         last = train.at(train.samples - 1)
