@@ -1,4 +1,4 @@
-"""The work of every reader is at most linear in its file's size, in counted calls and bytes (`counted_work`)."""
+"""Readers below a library that counts or fails: work is at most linear in the file's size, and EIO names the file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,11 +28,15 @@ Counts = dict[str, list[list[list[int]]]]
 
 @pytest.fixture(scope="module")
 def counts() -> Counts:
-    words = [sys.executable, str(Path(counted_work.__file__))]
+    found: Counts = printed("counted_work.py")
+    return found
+
+
+def printed(script: str) -> Any:  # noqa: ANN401  (JSON)
+    words = [sys.executable, str(Path(__file__).with_name(script))]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
-    found: Counts = json.loads(ended.stdout)
-    return found
+    return json.loads(ended.stdout)
 
 
 def test_every_reader_is_counted() -> None:
@@ -43,3 +48,7 @@ def test_work_is_at_most_linear(counts: Counts, name: str) -> None:
     for shape, (small, middle, large) in enumerate(counts[name]):
         for a, b, c, noise in zip(small, middle, large, NOISE, strict=True):
             assert c - b <= MAX_RATIO * max(b - a, noise), (shape, small, middle, large)
+
+
+def test_error_of_a_read_names_its_file() -> None:
+    assert printed("failing_reads.py") == {}

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtnlg_data.console import Failure
-from mtnlg_data.files import open_regular, regular, sha256
+from mtnlg_data.files import open_regular, sha256
 from mtnlg_data.text.hashing import hash_strings
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ def read_lines(path: Path) -> Iterator[list[str]]:
     if not path.is_file():
         raise Failure(f"{path}: no such file; {FORMAT}")
     try:
-        with gzip.open(regular(path)) if path.suffix == ".gz" else open_regular(path, follow=True) as lines:
+        with (
+            open_regular(path, follow=True) as file,
+            gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file as lines,
+        ):
             while some := lines.read(BYTES_AT_A_TIME) + lines.readline(BYTES_AT_A_TIME):
                 if b"\0" in some:
                     raise Failure(f"{path}: not a text file; {FORMAT}")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mtnlg_data.files import regular
+from mtnlg_data.files import naming, regular
 from mtnlg_data.schema import TableRow, arrow_damage, documents_schema, given_ids, has_strings, is_string, left_out
 from mtnlg_data.transfer.urls import first_line
 
@@ -230,7 +230,7 @@ def _batches(
     path: Path, open_source: Callable[[str], pa.NativeFile] = pa.OSFile
 ) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """The schema of an Arrow file, and its batches, read one by one."""
-    with arrow_damage(), open_source(str(regular(path))) as source:
+    with naming(path), arrow_damage(), open_source(str(regular(path))) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         with (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source) as opened:

@@ -189,7 +189,7 @@ def _open_tokenizer(files: Sequence[Path]) -> Tokenizer:
             for file in files:
                 read_small(file, follow=True)  # the library would wait for a pipe, and has no limit
             return Tokenizer.from_str(text) if text is not None else _byte_level(BPE.from_file(*map(str, files)))
-    except Failure:
+    except (Failure, OSError):
         raise
     except Exception as error:  # noqa: BLE001  (tokenizers raises plain exceptions)
         raise Failure(f"{place}: no tokenizer: {error}") from None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtnlg_data.console import Failure, UsageFailure, say
 from mtnlg_data.engine import lock_folder
-from mtnlg_data.files import regular
+from mtnlg_data.files import open_regular
 
 from .url_files import FetchRecord, fetch_files, find_file
 from .urls import Url, location
@@ -114,7 +114,7 @@ def read_listing(listing: Path, snapshot: str | None = None) -> tuple[list[str],
 def _read_lines(listing: Path) -> Iterator[str]:
     """Yield the lines of a listing. Raises ``Failure`` for broken gzip, a line too long and too many lines."""
     try:
-        with gzip.open(regular(listing)) as file:
+        with open_regular(listing, follow=True) as packed, gzip.GzipFile(fileobj=packed) as file:
             for number in range(MAX_LINES + 1):
                 line = file.readline(MAX_LINE_BYTES + 1)
                 if not line:
