@@ -77,6 +77,8 @@ def test_folder_that_is_no_run_is_left_as_it_is(  # noqa: PLR0917  (fixtures)
     line = failed_command(package, " ".join(command), "nowhere", tmp_path, monkeypatch, capsys)
     assert line.count("\n") == 1
     assert str(tmp_path) in line or command[0] in line
+    if command[0] in OF_RUNS["mtnlg-parallel"]:
+        assert "no run: it has no recipe.toml; give the --out of mtnlg-parallel train" in line
 
 
 @pytest.mark.parametrize(

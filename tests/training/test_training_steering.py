@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mtnlg_model.checkpoint.manifest import latest, list_checkpoints
 from mtnlg_model.checkpoint.reader import Checkpoint
-from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.identity import IdentityError
 from mtnlg_parallel.recipe import Recipe
@@ -203,9 +203,3 @@ def test_rollback_refuses_what_the_run_does_not_have(words: str, line: str, stop
     out = shutil.copytree(stopped, tmp_path / "out")
     with pytest.raises(UsageFailure, match=re.escape(line)):
         CliRunner().invoke(app, ["rollback", str(out), *words.split()], catch_exceptions=False)
-
-
-def test_rollback_of_no_run_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="no such recipe"):
-        CliRunner().invoke(app, ["rollback", str(tmp_path), "--to", "step-2"], catch_exceptions=False)
-    assert not [*tmp_path.iterdir()]

@@ -13,7 +13,6 @@ import small_runs
 import typer
 from typer.testing import CliRunner
 
-from mtnlg_model.console import Failure
 from mtnlg_model.settings import dump
 from mtnlg_parallel.record.metrics import FILE as METRICS
 from mtnlg_parallel.record.run_dir import RECIPE, SUMMARY
@@ -139,11 +138,6 @@ def test_restarts_are_listed_without_control_characters(tmp_path: Path) -> None:
     facts = json.loads(CliRunner().invoke(app, [str(out), "--json"]).stdout)
     assert facts["goodput"]["restarts"][0]["reason"] == "rank 1 \x1b[31mdied"
     assert facts["goodput"]["lost_steps"] == 24
-
-
-def test_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match=r"no run: it has no recipe.toml; give the --out of mtnlg-parallel train"):
-        status(tmp_path)
 
 
 def test_the_status_needs_no_torch() -> None:
