@@ -32,7 +32,7 @@ OURS: Final = {
     "ntasks-per-node": "1",
     "exclusive": "",
     "mem": "0",
-    "no-kill": "",
+    "no-kill": "",  # else any lost node requeues the job, which then waits for as many nodes
     "requeue": "",
     "open-mode": "append",
     "signal": "B:USR1@120",
