@@ -327,12 +327,6 @@ def test_checkpoints_are_copied_to_a_folder_or_a_url(small: Path) -> None:
         assert load_recipe(small, [f"train.copy_to={given}"]).train.copy_to == url
 
 
-def test_samples_of_another_type_are_one_mistake(small: Path) -> None:
-    with pytest.raises(UsageFailure) as caught:
-        load_recipe(small, ["train.samples=true"])
-    assert str(caught.value).count("\n") == 0
-
-
 @pytest.mark.parametrize("command", [("layout",), ("train", "--data=x", "--out=x"), ("plan",), ("build-kernels",)])
 @pytest.mark.parametrize(
     ("engine", "change", "reason"),
