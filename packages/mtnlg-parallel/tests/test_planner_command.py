@@ -339,3 +339,5 @@ def test_isolated_documents_are_planned_by_their_lengths(tmp_path: Path) -> None
     assert 90 < told["document"] <= 100
     for figure in ("step_seconds", "model_tflops_per_gpu"):
         assert told[figure] < most[figure]
+    (tokens / "blend.json").unlink()
+    assert plan_json(path, "--cluster dgx-h100 --data", tmp_path) == told, "the lengths are read once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -280,8 +281,9 @@ SAMPLES: Final = 512
 """Samples whose documents are measured, evenly spread over a stream's."""
 
 
+@cache
 def folder_document_length(data: Path, sequence: int) -> float:
-    """`document_length` over the samples of a data folder."""
+    """`document_length` over the samples of a data folder, which a process reads once."""
     from mtnlg_data.stream import open_stream  # noqa: PLC0415  (numpy, which --help does not need)
 
     stream = open_stream(data / "tokens", sequence)
