@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import filter_reference as reference
 import numpy as np
@@ -21,6 +21,7 @@ from mtnlg_data.filters.decisions import KEPT, DocumentFilter
 from mtnlg_data.filters.rules import own_families
 from mtnlg_data.filters.settings import FilterSettings, check_rules
 from mtnlg_data.text.characters import character_table
+from mtnlg_data.text.words import hashed_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,11 +188,20 @@ def test_sentences_end_before_white_space(line: str, sentences: int) -> None:
 
 @pytest.mark.parametrize(
     ("split", "counts"),
-    [("unicode", [7, 2, 6]), ("letters", [6, 6, 6]), ("whitespace", [1, 1, 4]), ("characters", [7, 6, 15])],
+    [
+        ("unicode", [7, 2, 6, 8]),
+        ("letters", [6, 6, 6, 9]),
+        ("whitespace", [1, 1, 4, 5]),
+        ("characters", [7, 6, 15, 18]),
+    ],
 )
-def test_word_definitions(split: Split, counts: list[int]) -> None:
-    texts = column("東京は大きい。", "ที่นี่", "don't 3.5 ... a--b")
-    assert TextBatch(texts, (), split).word_counts.tolist() == counts
+def test_word_definitions(split: Split | Literal["letters"], counts: list[int]) -> None:
+    texts = ["東京は大きい。", "ที่นี่", "don't 3.5 ... a--b", "צה\"ל ג'ירפה צ\u05f3 ג'1 א\"a"]
+    if split == "letters":
+        found = np.diff(hashed_words(texts).bounds)
+    else:
+        found = TextBatch(column(*texts), (), split).word_counts
+    assert found.tolist() == counts
 
 
 #: Scripts: letters, the signs on them, what stands between words and sentences, and what ends a sentence.

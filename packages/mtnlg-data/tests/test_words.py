@@ -140,7 +140,7 @@ def test_planes_without_letters_have_only_signs() -> None:
     assert (character_kinds()[LETTERED.stop :] == np.where(signs, EXTEND, NO_WORD)).all()
 
 
-@pytest.mark.parametrize(("split", "characters"), [("letters", 2), ("whitespace", 1)])
+@pytest.mark.parametrize(("split", "characters"), [("unicode", 2), ("whitespace", 1)])
 def test_words_are_not_empty(split: Split, characters: float) -> None:
     words = find_words(texts_of(pa.array(["日本語の長い文章 日本語の文章"], pa.large_string())), split)
     assert characters_per_word(words, 0, len(words.inverse)) == characters

@@ -24,9 +24,10 @@ from mtnlg_data.console import Failure
 from mtnlg_data.extract.language import load_fasttext
 from mtnlg_data.files import atomic_open, open_regular
 from mtnlg_data.text.arrays import join_texts, text_batches
-from mtnlg_data.text.characters import EXTEND, LETTER, character_kinds
+from mtnlg_data.text.characters import character_kinds
 from mtnlg_data.text.compiled import jit
-from mtnlg_data.text.hashing import CHARACTER_BASE, LONGEST_SUM, WORD_BASE, fmix64_scalar, long_word_hash
+from mtnlg_data.text.hashing import WORD_BASE, fmix64_scalar
+from mtnlg_data.text.words import hash_words
 from mtnlg_data.transfer.url_files import read_beginning
 
 if TYPE_CHECKING:
@@ -137,9 +138,7 @@ def hash_features(texts: Sequence[str]) -> tuple[Int32s, Int64s]:
 
 
 @jit
-def distinct_buckets(  # noqa: C901  (one pass over the characters)
-    codes: UInt32s, kinds: UInt8s, text_bounds: Int64s, longest: int
-) -> tuple[Int32s, Int64s]:
+def distinct_buckets(codes: UInt32s, kinds: UInt8s, text_bounds: Int64s, longest: int) -> tuple[Int32s, Int64s]:
     """Distinct buckets of the words and word pairs of each text ``codes[text_bounds[t] : text_bounds[t + 1]]``.
 
     Every text ends with a non-word character; ``longest`` is the length of the longest. An open-addressing table, with
@@ -150,28 +149,11 @@ def distinct_buckets(  # noqa: C901  (one pass over the characters)
     while size < 4 * longest and shift:
         shift, size = shift - 1, 2 * size
     seen = np.full(size, -1, np.int64)  # text and bucket; entries of earlier texts count as free
-    hashes = np.empty(longest, np.uint64)
+    hashes, starts, ends = np.empty(longest, np.uint64), np.empty(longest, np.int64), np.empty(longest, np.int64)
     buckets, bounds = np.empty(2 * len(codes), np.int32), np.zeros(len(text_bounds), np.int64)
     count = 0
     for text in range(len(text_bounds) - 1):
-        words = 0
-        total, power, length = np.uint64(0), np.uint64(1), 0
-        for position in range(text_bounds[text], text_bounds[text + 1]):
-            code = codes[position]
-            kind = kinds[code]
-            if kind == LETTER or (kind == EXTEND and length):
-                total += np.uint64(code) * power
-                power *= CHARACTER_BASE
-                length += 1
-                continue
-            if length:
-                is_long = length > LONGEST_SUM
-                hashes[words] = long_word_hash(codes[position - length : position]) if is_long else fmix64_scalar(total)
-                words += 1
-                total, power, length = np.uint64(0), np.uint64(1), 0
-            if kind > LETTER:
-                hashes[words] = fmix64_scalar(np.uint64(code))
-                words += 1
+        words = hash_words(codes, text_bounds[text], text_bounds[text + 1], kinds, hashes, starts, ends)
         for number in range(2 * words - 1):  # the words, then the word pairs
             if number < words:
                 value = hashes[number]

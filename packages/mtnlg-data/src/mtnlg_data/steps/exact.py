@@ -42,7 +42,7 @@ class ExactSettings(Settings):
 class Exact(Step[ExactSettings, Settings]):
     """Exact deduplication across all sources."""
 
-    number, version = 4, 2
+    number, version = 4, 3
     nothing = "give --kinds, some of documents,lines,substrings"
 
     def role(self, source: str) -> Role:

@@ -55,7 +55,7 @@ class FilterKeys(Settings):
 class Filter(Step[FilterSettings, FilterKeys]):
     """The rules that each source names; sources without rules pass unread."""
 
-    number, version, varies = 3, 2, True
+    number, version, varies = 3, 3, True
     nothing = "give --rules"
     batch_bytes = 1 << 20
 

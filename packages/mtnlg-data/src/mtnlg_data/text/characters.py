@@ -69,6 +69,8 @@ TERMINALS = (
 #: the apostrophe, of UAX #29.
 LETTER_JOINERS = ":\xb7\u0387\u055f\u05f4\u2027\ufe13\ufe55\uff1a"
 DIGIT_JOINERS = ",;\u037e\u0589\u060c\u060d\u066b\u066c\u07f8\u2044\ufe10\ufe14\ufe50\ufe54\uff0c\uff1b"
+HEBREW_LETTERS = (slice(0x5D0, 0x5F3), slice(0xFB1D, 0xFB50))  # and marks between them
+GERESH = 0x5F3  # punctuation of Hebrew that is a letter of words
 JOINERS = "'.\u2018\u2019\u2024\ufe52\uff07\uff0e"
 LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of ``str.splitlines``
 

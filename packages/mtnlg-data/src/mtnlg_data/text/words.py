@@ -1,14 +1,14 @@
-r"""Words of texts: one splitter, which a table of character classes directs to find one of these kinds.
+r"""Words of texts, of one of these kinds; a table of character classes directs the loop that finds all but the first.
 
     letters     runs of letters and digits of any script and "_", what Python's ``\w`` matches, with what extends them
                 (`characters.EXTEND`: vowel signs, accents, joiners); where a script puts no spaces between words, each
                 of its characters
-    unicode     as letters, but a joiner may stand between two of a run (don't, 3.5), signs belong to the character
-                before them, and runs of one other mark are words too
+    unicode     as letters, but a joiner may stand between two of a run (don't, 3.5, צה"ל), signs belong to the
+                character before them, and runs of one other mark are words too
     whitespace  runs of characters other than white space
     characters  each character except white space
 
-The first two are the words of UAX #29, without and with its rules WB6, WB7, WB11 and WB12, which join letters and
+The first two are the words of UAX #29, without and with its rules WB6, WB7 and WB7a to WB12, which join letters and
 digits over punctuation: signatures, decontamination and quality ignore punctuation, rules that count words do not.
 
 Running sums over the words of a batch give count, characters and hash of any n-gram in constant time:
@@ -31,7 +31,10 @@ from .arrays import join_texts
 from .characters import (
     DIGIT,
     DIGIT_JOINERS,
+    EXTEND,
+    GERESH,
     HALF,
+    HEBREW_LETTERS,
     IS_LETTER,
     JOINERS,
     LETTER,
@@ -58,11 +61,12 @@ if TYPE_CHECKING:
 
     from .arrays import Texts
 
-Split = Literal["letters", "unicode", "whitespace", "characters"]
-#: Classes of characters: between words; in a run; a word by itself; continues a run; continues any word; joins letters,
-#: digits or both, and is a mark otherwise; a mark, which forms a word with adjacent equal ones.
-BETWEEN, IN_WORD, ALONE, IN_RUN, SIGN, JOINS_LETTERS, JOINS_DIGITS, JOINS, SYMBOL = range(9)
-NUMERIC = 128  # beside ``IN_WORD``: a digit, where joiners ask
+Split = Literal["unicode", "whitespace", "characters"]
+#: Classes of characters: between words; in a run; a word by itself; continues any word; joins letters, digits, both or
+#: Hebrew letters, and is a mark otherwise; a mark, which forms a word with adjacent equal ones.
+BETWEEN, IN_WORD, ALONE, SIGN, JOINS_LETTERS, JOINS_DIGITS, JOINS, JOINS_HEBREW, SYMBOL = range(9)
+HEBREW, NUMERIC = 64, 128  # beside ``IN_WORD``: a Hebrew letter or a digit, where joiners ask
+APOSTROPHE = ord("'")
 INVERSES = np.uint64(pow(int(CHARACTER_BASE), -1, 1 << 64)) ** np.arange(65, dtype=np.uint64)  # A**-n of n bytes
 Spans = tuple["Int64s", "Int64s", "Int64s"]
 
@@ -97,16 +101,17 @@ class HashedWords(NamedTuple):
 def word_classes(split: Split) -> UInt8s:
     """The class of every code point."""
     kinds, table = character_kinds(), character_table()
-    if split == "letters":
-        return np.array([BETWEEN, IN_RUN, IN_WORD, ALONE, ALONE], np.uint8)[kinds]
     classes = np.full(len(kinds), IN_WORD if split == "whitespace" else ALONE, np.uint8)
     if split == "unicode":
         classes = np.array([SYMBOL, SIGN, IN_WORD, ALONE, ALONE], np.uint8)[kinds]
         signs = [code for code in np.flatnonzero(kinds > LETTER).tolist() if unicodedata.category(chr(code)) in SIGNS]
         classes[signs] = SIGN
         classes[table & DIGIT > 0] |= NUMERIC
-        for kind, joiners in ((JOINS_LETTERS, LETTER_JOINERS), (JOINS_DIGITS, DIGIT_JOINERS), (JOINS, JOINERS)):
+        for hebrew in HEBREW_LETTERS:
+            classes[hebrew][kinds[hebrew] == LETTER] |= HEBREW
+        for kind, joiners in enumerate((LETTER_JOINERS, DIGIT_JOINERS, JOINERS, '"'), JOINS_LETTERS):
             classes[[*map(ord, joiners)]] = kind
+        classes[GERESH] = IN_WORD
         classes[[*map(ord, PARTING)]] = BETWEEN
     classes[table & SPACE > 0] = BETWEEN
     return classes
@@ -124,16 +129,20 @@ def word_spans(data: NDArray[np.unsignedinteger[Any]], bounds: Int64s, classes: 
         while place < end:
             code, size = code_at(data, place)
             following, class_ = place + size, classes[code]
-            kind = int(class_ & ~NUMERIC)
+            kind = int(class_ & ~(HEBREW | NUMERIC))
             if kind > ALONE:  # as few are
-                if kind <= SIGN:
-                    if last == IN_WORD or (kind == SIGN and last != BETWEEN):
+                joins = False
+                if SIGN < kind < SYMBOL and last == IN_WORD:
+                    after = classes[code_at(data, following)[0]] if following < end else BETWEEN
+                    joins = (run ^ after) & ~HEBREW == 0 and kind != (JOINS_LETTERS if run & NUMERIC else JOINS_DIGITS)
+                    joins = joins and (kind != JOINS_HEBREW or run & after & HEBREW != 0)
+                    if code == APOSTROPHE and run & HEBREW and not joins:
+                        last, kind = ALONE, SIGN  # the word ends with it
+                if kind == SIGN:
+                    if last != BETWEEN:
                         ends[count] = following
                     place = following
                     continue
-                joins = kind != SYMBOL and last == IN_WORD and following < end
-                joins = joins and classes[code_at(data, following)[0]] == run
-                joins = joins and kind != (JOINS_LETTERS if run & NUMERIC else JOINS_DIGITS)
                 kind = IN_WORD if joins else SYMBOL + int(code)
             else:
                 run = class_
@@ -201,23 +210,39 @@ def characters_per_word(words: Words, first: int, last: int) -> float:
 
 def hashed_words(texts: Sequence[str]) -> HashedWords:
     """Find and hash the words of these texts as they are, split by letters; fold the texts first to ignore case."""
-    codes, text_bounds = join_texts(texts)
-    starts, ends, _ = word_spans(codes, np.array([0, len(codes)]), word_classes("letters"))
-    bounds = np.searchsorted(starts, text_bounds)
-    return HashedWords(_hash_words(codes, starts, ends), starts, ends, bounds, text_bounds)
+    codes, text_bounds = join_texts([*texts, ""])  # each ends with a separator
+    hashes, (starts, ends) = np.empty(len(codes), np.uint64), np.empty((2, len(codes)), np.int64)
+    count = hash_words(codes, 0, len(codes), character_kinds(), hashes, starts, ends)
+    bounds = np.searchsorted(starts[:count], text_bounds[:-1])
+    return HashedWords(hashes[:count], starts[:count], ends[:count], bounds, text_bounds)
 
 
 @jit
-def _hash_words(codes: UInt32s, starts: Int64s, ends: Int64s) -> UInt64s:
-    hashes = np.empty(len(starts), np.uint64)
-    for word in range(len(starts)):
-        begin, end = starts[word], ends[word]
-        if end - begin > LONGEST_SUM:
-            hashes[word] = long_word_hash(codes[begin:end])
-            continue
-        total, power = np.uint64(0), np.uint64(1)
-        for place in range(begin, end):
-            total += np.uint64(codes[place]) * power
+def hash_words(  # noqa: PLR0917  (numba takes no keywords)
+    codes: UInt32s, begin: int, end: int, kinds: UInt8s, hashes: UInt64s, starts: Int64s, ends: Int64s
+) -> int:
+    """Fill in the hash and place of each word of ``codes[begin:end]``, split by letters; return how many there are.
+
+    The last character must be between words. One pass finds and hashes: two take half as long again.
+    """
+    count = length = 0
+    total, power = np.uint64(0), np.uint64(1)
+    for place in range(begin, end):
+        code = codes[place]
+        kind = kinds[code]
+        if kind == LETTER or (kind == EXTEND and length):
+            total += np.uint64(code) * power
             power *= CHARACTER_BASE
-        hashes[word] = fmix64_scalar(total)
-    return hashes
+            length += 1
+            continue
+        if length:
+            is_long = length > LONGEST_SUM
+            hashes[count] = long_word_hash(codes[place - length : place]) if is_long else fmix64_scalar(total)
+            starts[count], ends[count] = place - length, place
+            count += 1
+            total, power, length = np.uint64(0), np.uint64(1), 0
+        if kind > LETTER:
+            hashes[count] = fmix64_scalar(np.uint64(code))
+            starts[count], ends[count] = place, place + 1
+            count += 1
+    return count
