@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mtnlg_data.text.hashing import salted_hashes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mtnlg_data.array_types import Float64s, UInt64s
+    from mtnlg_data.array_types import Float64s
 
 HISTOGRAM_EDGES = np.linspace(0.0, 1.0, 21)
 
 
 def uniform_draws(seed: int, purpose: str, keys: Sequence[str]) -> Float64s:
     """One uniform draw in [0, 1) per document: a hash of the seed, the purpose and the document's key alone."""
-    salt = f"{seed} {purpose}".encode()
-    digests = b"".join(blake2b(key.encode(), digest_size=8, key=salt).digest() for key in keys)
-    bits: UInt64s = np.frombuffer(digests, "<u8") >> np.uint64(11)
-    return bits.astype(np.float64) * 2.0**-53
+    return (salted_hashes(keys, f"{seed} {purpose}") >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def histogram(scores: Float64s) -> list[int]:

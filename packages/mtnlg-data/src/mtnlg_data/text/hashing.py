@@ -8,6 +8,7 @@ consecutive words, all modulo 2**64:
     n-gram                  fmix64(sum_j w_j B**(n - 1 - j))     B = WORD_BASE
     string                  fmix64(sum_i b_i A**i)
       over 64 bytes         fmix64 of its words of 8 bytes, each mixed with those before
+    document's key, salted  BLAKE2b of 8 bytes
 
 ``fmix64`` is the finalizer of MurmurHash3, a bijection. Without it in the sum, Thue-Morse words of 1,024 letters have
 equal hashes whatever A is.
@@ -15,6 +16,7 @@ equal hashes whatever A is.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -24,7 +26,7 @@ from .arrays import texts_of
 from .compiled import jit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mtnlg_data.array_types import Int64s, UInt8s, UInt32s, UInt64s
 
@@ -84,6 +86,12 @@ def hash_strings(column: pa.Array) -> UInt64s:
     """A hash of each string of a column without nulls."""
     texts = texts_of(column.cast(pa.large_string()))
     return hash_spans(texts.data, texts.bounds[:-1], texts.bounds[1:])
+
+
+def salted_hashes(keys: Iterable[str], salt: str) -> UInt64s:
+    """A hash of the salt and each document's key, for draws and shuffles that differ from seed to seed."""
+    key = salt.encode()
+    return np.frombuffer(b"".join(blake2b(one.encode(), digest_size=8, key=key).digest() for one in keys), "<u8")
 
 
 def document_orders(batch: pa.RecordBatch, priority: Sequence[str]) -> UInt64s:

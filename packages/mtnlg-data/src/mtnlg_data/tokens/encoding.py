@@ -17,12 +17,12 @@ from mtnlg_data.document import DocumentFile, shard_source
 from mtnlg_data.exchange import write_rows
 from mtnlg_data.tally import Tallies
 from mtnlg_data.text.arrays import binary_column, text_lengths, texts_of
+from mtnlg_data.text.hashing import salted_hashes
 
 from .blend import held_out
 from .chat import ChatEncoder, UnusableChat
 from .encoder import batch_slices, open_encoder
 from .store import bin_path, dtype_for, idx_path, span_digest, writing_store
-from .tokenizer import document_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ def encode_groups(work: tuple[Shard, Sequence[int]], output: Path, how: Encoding
         for group in groups:
             batch = file.read(group, ["key", "text"])
             texts, lengths = batch["text"].to_pylist(), text_lengths(batch["text"])
-            keys = np.array([document_key(how.seed, key) for key in batch["key"].to_pylist()], np.uint64)
+            keys = salted_hashes(batch["key"].to_pylist(), str(how.seed))
             tally.measure(lengths, lengths)
             for part in batch_slices(texts):
                 ids, sizes = encode(texts[part])
@@ -86,7 +86,7 @@ def _encode_chats(shard: Shard, groups: Sequence[int], output: Path, how: Encodi
     with DocumentFile(shard.path) as file, write_rows(output) as rows:
         for group in groups:
             batch = file.read(group, ["key", "text"])
-            keys, ids, masks = list[int](), list[bytes](), list[bytes]()
+            keys, ids, masks = list[str](), list[bytes](), list[bytes]()
             for key, text in zip(batch["key"].to_pylist(), batch["text"].to_pylist(), strict=True):
                 try:
                     numbers, learned = encode(text)
@@ -94,12 +94,12 @@ def _encode_chats(shard: Shard, groups: Sequence[int], output: Path, how: Encodi
                     tally.drop(len(text), str(reason))
                     continue
                 tally.keep(len(text))
-                keys.append(document_key(how.seed, key))
+                keys.append(key)
                 ids.append(np.array(numbers, dtype_for(how.vocabulary)).tobytes())
                 masks.append(bytes(learned))
                 tokens += len(numbers)
             columns = {"ids": pa.array(ids, pa.large_binary()), "mask": pa.array(masks, pa.large_binary())}
-            rows.add(np.array(keys, np.uint64), columns)
+            rows.add(salted_hashes(keys, str(how.seed)), columns)
     return {**tallies.summary(), "tokens": tokens}
 
 

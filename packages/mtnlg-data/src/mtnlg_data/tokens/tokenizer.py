@@ -6,7 +6,6 @@ sample has a bounded size for any corpus, and does not depend on the order of th
 
 from __future__ import annotations
 
-import hashlib
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +24,7 @@ from mtnlg_data.console import Failure, foreign_data, say
 from mtnlg_data.document import read_documents, read_rows
 from mtnlg_data.files import atomic_path, read_small, write_json, write_text
 from mtnlg_data.fingerprint import File
+from mtnlg_data.text.hashing import salted_hashes
 from mtnlg_data.transfer.url_files import local_path
 from mtnlg_data.transfer.urls import location
 
@@ -72,10 +72,10 @@ def draw_sample(work: tuple[Shard, int], output: Path, seed: int) -> Summary:
     """Write the texts of a shard that the tokenizer is trained on: those whose hash(seed, key) is below a limit."""
     shard, limit = work
     keys = (key for batch in read_documents(shard.path, ["key"]) for key in batch["key"].to_pylist())
-    rows = [row for row, key in enumerate(keys) if document_key(seed, key) < limit]
+    rows = np.flatnonzero(salted_hashes(keys, str(seed)) < limit)
     schema = pa.schema([pa.field("text", pa.large_string())])
     with atomic_path(output) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-        for batch in read_rows(shard.path, np.array(rows, np.int64), ["text"]):
+        for batch in read_rows(shard.path, rows, ["text"]):
             writer.write_table(pa.table([batch["text"].cast(pa.large_string())], schema))
     return {}
 
@@ -252,9 +252,3 @@ def _announce_end(file: Path, tokenizer: Tokenizer, eod: str | None) -> None:
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """The greatest token id plus one."""
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-
-
-def document_key(seed: int, key: str) -> int:
-    """hash(seed, key), 64 bits: selects the documents to train on, and shuffles all documents."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8, key=str(seed).encode()).digest()
-    return int.from_bytes(digest, "little")
