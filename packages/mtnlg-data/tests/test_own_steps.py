@@ -13,7 +13,7 @@ import tomllib
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +22,7 @@ from command_line import command, invoke
 from engines import NoWork
 from shards import stored_rows
 
-from mtnlg_data import Clean, Deduplicate, Extract, Local, Recipe, curate, load_recipe
+from mtnlg_data import Clean, Deduplicate, Extract, Local, Recipe, curate, load_recipe, open_engine
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.planning.corpus_size import assumed_corpus
 from mtnlg_data.planning.plan import plan
@@ -326,7 +326,7 @@ main()
 """
 
 
-def test_killed_in_every_step_it_resumes_with_other_workers(
+def test_killed_in_every_step_it_resumes_with_other_workers_and_engines(
     recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     out = tmp_path / "data"
@@ -336,7 +336,7 @@ def test_killed_in_every_step_it_resumes_with_other_workers(
         killed = subprocess.run([sys.executable, "-c", KILLED, "4", *words, "--workers", "1"], check=False)
         statuses.append(killed.returncode)
         if len(statuses) == 2:
-            part = ("--workers", "2", "--set", "steps=['extract','clean','long','fix']")
+            part = ("--engine", "ray", "--workers", "2", "--set", "steps=['extract','clean','long','fix']")
             subprocess.run([sys.executable, "-m", "mtnlg_data.cli", *words, *part], check=True)
     assert statuses[-1] == 0
     assert len(statuses) > 3
@@ -347,6 +347,18 @@ def test_ray_workers_load_the_code_of_a_file(recipe: Path, run: tuple[Path, dict
     out = tmp_path / "data"
     invoke("run", recipe, "--out", out, "--engine", "ray", "--workers", 2)
     assert digests(out) == digests(run[0])
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_worker_with_other_code_of_a_step_refuses(tmp_path: Path, engine: Literal["local", "ray"]) -> None:
+    recipe = load_recipe(write_inputs(tmp_path), ["steps=['extract','long']"])
+    assert [step.code() for step in recipe.steps]  # of the code as it is on the machine that starts the run
+    code = tmp_path / "code" / "filters.py"
+    code.write_text(code.read_text().replace("text.split()", "text.split(' ')"))
+    with open_engine(engine, 2) as workers, pytest.raises(Failure) as failure:
+        curate(recipe, tmp_path / "o", workers)
+    line = f"long: code/filters.py:keep_long is another version on {os.uname().nodename}; all need the same"
+    assert str(failure.value) == line
 
 
 def test_an_installed_package_gives_steps_and_rules(
