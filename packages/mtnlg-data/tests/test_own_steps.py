@@ -27,6 +27,7 @@ from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.planning.corpus_size import assumed_corpus
 from mtnlg_data.planning.plan import plan
 from mtnlg_data.report import write_report
+from mtnlg_data.report.why import explain
 from mtnlg_data.transfer.publish import last_stage
 from mtnlg_data.user_code import code_digest, open_step
 
@@ -347,6 +348,22 @@ def test_ray_workers_load_the_code_of_a_file(recipe: Path, run: tuple[Path, dict
     out = tmp_path / "data"
     invoke("run", recipe, "--out", out, "--engine", "ray", "--workers", 2)
     assert digests(out) == digests(run[0])
+
+
+def test_step_moved_or_left_out_leaves_nothing_that_is_read(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    for steps, folders in (
+        ("'extract','long','clean'", ["01-extract", "01-long", "03-clean"]),
+        ("'extract','clean','long'", ["01-extract", "03-clean", "03-long"]),
+        ("'extract','clean'", ["01-extract", "03-clean", "03-long"]),
+    ):
+        shown = command("run", recipe, "--out", out, "--workers", 1, "--set", f"steps=[{steps}]").output
+        assert sorted(path.name for path in out.iterdir() if path.is_dir()) == folders
+    assert f"{out}/03-long: output of long, which steps leaves out now" in shown
+    assert last_stage(out) == out / "03-clean"
+    assert ">long<" not in (out / "report.html").read_text()
+    first, *_ = documents(out, "03-clean")
+    assert [one["stage"] for one in explain(out, first["id"])[0]["stages"]] == ["extract", "clean"]
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])

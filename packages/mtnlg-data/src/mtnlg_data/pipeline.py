@@ -2,7 +2,7 @@
 
 A step that no source goes through does not run, and leaves no folder. A finished step leaves a record
 (``engine.stage_folder``) and is not run again while the record is valid; an interrupted step resumes after its last
-finished task.
+finished task. The folder of a step that the recipe leaves out later stays and is named; only its own name opens it.
 
 With ``keep = "last"`` the shards that a step has read are removed when it has finished, and so is the ``state`` of the
 steps before it. Manifests stay, so rerunning a finished run still does nothing; shards leave the record before they are
@@ -58,6 +58,7 @@ def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: 
         run = _Run(recipe, out, engine, keep, files)
         for step in recipe.steps:
             run.step(step)
+        run.check_other_folders()
         summary = merge_summaries(run.summaries)
         write_json(out / "summary.json", summary)
         return summary
@@ -144,6 +145,15 @@ class _Run:
             for folder in (*self._folders, *([job.folder] if is_last else [])):
                 folder.release(self._passed)
         self._folders.append(job.folder)
+
+    def check_other_folders(self) -> None:
+        """Clear the former folder of a step that has moved, and say which step's output the recipe no longer makes."""
+        for path in sorted({*self._out.iterdir()} - {folder.path for folder in self._folders}):
+            stage = record.stage if (record := read_record(path)) else ""
+            if stage in self._recipe.folders and path.name[3:] == stage:
+                StageFolder(path, stage, self._engine).clear()
+            elif stage and stage not in self._recipe.folders:
+                say(f"{path}: output of {stage}, which steps leaves out now: neither read nor updated")
 
 
 def _check_sources(extracted: Summary, recipe: Recipe) -> None:
