@@ -190,7 +190,7 @@ def test_broken_records_are_dropped_alone(tmp_path: Path, name: str, compressed:
 
 
 @pytest.mark.parametrize("together", [4, 2])
-@pytest.mark.parametrize("name", [name for name in DAMAGE if name not in {"length 1e15", "bomb", "bomb in a header"}])
+@pytest.mark.parametrize("name", [name for name in DAMAGE if "bomb" not in name])
 def test_a_broken_record_hides_no_other_of_its_member(tmp_path: Path, name: str, together: int) -> None:
     records = [corpus.record(b"<p>%d" % n) for n in range(3)]
     records[1:1] = [DAMAGE[name][0]]
@@ -216,7 +216,7 @@ def test_white_space_may_follow_a_record(tmp_path: Path, compressed: bool) -> No
 
 
 def test_a_large_record_that_ends_with_its_member_is_reported(tmp_path: Path) -> None:
-    records = [corpus.record(b"<p>0") + corpus.record(b"<p>1", length=10**12) + corpus.record(b"<p>2")]
+    records = [corpus.record(b"<p>0") + corpus.record(b"<p>1", length=10**12)]
     pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1000)
     assert ([page.content for page in pages], [drop.ends_file for drop in dropped]) == ([b"<p>0"], [True])
 

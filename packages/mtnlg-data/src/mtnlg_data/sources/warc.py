@@ -140,11 +140,16 @@ class _Source:
         return self.buffer
 
     def skip(self, size: int) -> bool:
-        """Skip so many bytes of this member; returns whether it has them."""
+        """Skip so many bytes of this gzip member, or none if it has fewer; returns whether it has them."""
+        assert self.member  # noqa: S101
+        here, place = (self.buffer[:], self._rest, self.member.copy()), self._file.tell()
         while size and self.fill(1):
             skipped = len(self.buffer[:size])
             del self.buffer[:skipped]
             size -= skipped
+        if size:
+            self.buffer, self._rest, self.member = here
+            self._file.seek(place)
         return size == 0
 
     def skip_blanks(self) -> bool:
