@@ -4,7 +4,7 @@
 # ///
 """Pages that declare no encoding: how many each detector decodes to the text that was encoded, and its milliseconds.
 
-    python benchmarks/charsets.py [--pages 30] [--messages /usr/share/locale] [--out FILE]
+    python benchmarks/charsets.py [--pages 30] [--messages /usr/share/locale] [--chart SVG] [--out FILE]
 
 Pages of 16 encodings are made of translated messages that the system has (.mo files), of each length; and, as most of
 the web is so, pages of English with a few signs of Windows-1252, which a detector should leave alone. Right is a page
@@ -27,10 +27,10 @@ import webencodings
 from resiliparse.parse.encoding import detect_encoding
 
 from mtnlg_data.extract.charset import decode_html
-from record import run
+from record import picture, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 LENGTHS = (200, 500, 1000, 2000, 5000, 20_000)
 LANGUAGES = {
@@ -158,13 +158,30 @@ def western_pages(folder: Path, count: int) -> Iterator[bytes]:
             yield western_page(folder, sign, number, (300, 3000, 20_000)[number // 3 % 3])
 
 
-def measure(pages: int = 30, messages: Path = Path("/usr/share/locale")) -> dict[str, Any]:
-    """Decode pages of every encoding and length, and English with signs."""
+def draw(tables: Collection[dict[str, Any]], path: Path) -> None:
+    """Draw the share of pages that each detector reads right, a row per encoding."""
+    with picture(path, 6, 3.6) as figure:
+        axes = figure.subplots()
+        for name, marker in zip(DETECTORS, "ox+", strict=True):
+            wrong = [sum(table[name]["wrong"].get(code, 0) for table in tables) / len(tables) for code in LANGUAGES]
+            axes.plot([100 * (1 - share) for share in wrong], range(len(wrong)), marker, fillstyle="none", label=name)
+        axes.set(yticks=range(len(LANGUAGES)), yticklabels=list(LANGUAGES), xlabel="pages decoded to their text, %")
+        axes.tick_params(labelsize=8)
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+        axes.legend(loc="lower left", fontsize=8, frameon=False)
+
+
+def measure(pages: int = 30, messages: Path = Path("/usr/share/locale"), chart: Path | None = None) -> dict[str, Any]:
+    """Decode pages of every encoding and length, and English with signs; ``chart`` is an SVG."""
+    by_length = {
+        length: compare({code: [page(messages, code, n, length) for n in range(pages)] for code in LANGUAGES})
+        for length in LENGTHS
+    }
+    if chart:
+        draw(by_length.values(), chart)
     return {
-        "by_length": {
-            length: compare({code: [page(messages, code, n, length) for n in range(pages)] for code in LANGUAGES})
-            for length in LENGTHS
-        },
+        "by_length": by_length,
         "english_with_signs": compare({"windows-1252": list(western_pages(messages, 9))}),
         "pages": pages,
     }
