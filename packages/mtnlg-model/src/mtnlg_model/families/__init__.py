@@ -53,7 +53,7 @@ def _load(reference: str) -> Family:
 
 
 PRESETS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
-    {name: config for family in _OURS for name, config in load_family(family).presets.items()}
+    {name: config for reference in _OURS.values() for name, config in _load(reference).presets.items()}
 )
 """Published models of our own families by name."""
 
