@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import lm_eval.utils
 import pytest
+from jinja2 import Environment
 from jinja2.exceptions import SecurityError
 
 from mtnlg_eval.tasks.lm_eval_tasks import load_lm_eval_tasks, with_shots
@@ -123,10 +125,12 @@ def test_a_tasks_template_that_fails_is_one_line_with_its_file(  # noqa: PLR0917
     checkpoint: Checkpoint,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = write(text)
+    path, own = write(text), lm_eval.utils.env
     assert run("run", checkpoint.directory, "--tasks", path, "--out", path.with_name("out")) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [str(path) in line for line in lines if why in line] == [True]
+    assert lm_eval.utils.env is own
+    assert type(own) is Environment  # as lm-eval's import leaves it, whatever else is imported
 
 
 @pytest.mark.parametrize("pool", ["validation", "train"])

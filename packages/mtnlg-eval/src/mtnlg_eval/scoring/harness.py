@@ -34,6 +34,7 @@ from mtnlg_eval.results.statistics import numbered
 from mtnlg_eval.tasks.lm_eval_tasks import LM_EVAL, load_lm_eval_tasks, with_shots
 from mtnlg_eval.tasks.paper_task import SEED, PaperTask, paper_task
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
+from mtnlg_eval.tasks.sandbox import sandboxed_templates
 from mtnlg_model.console import Failure, UsageFailure, progress, say
 
 from .cells import OF_LM_EVAL, Cell, Source, TaskOptions, gold_of, identity_of, metrics_of, reason_of, scores_of
@@ -105,6 +106,7 @@ class Evaluation:
                 for seed in self.seeds if drawn else self.seeds[:1]:
                     yield Cell(source, asked, count, seed)
 
+    @sandboxed_templates()
     def run(self, lm: DecoderLM, out: Path, layout: str | None) -> dict[str, Any]:
         """Score every task, write the scores to the folder ``out`` and return them; ranks other than 0 return {}."""
         self._lm, self._model, self._folder, self._layout = lm, lm.model.record, ResultFolder(out), layout

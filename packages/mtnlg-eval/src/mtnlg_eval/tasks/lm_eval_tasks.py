@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lm_eval.tasks
-import lm_eval.utils
 import numpy as np
 from lm_eval.api import task as lm_eval_task
 from lm_eval.api.registry import METRIC_REGISTRY
@@ -32,7 +31,7 @@ from mtnlg_model.files import regular
 from mtnlg_model.settings import did_you_mean
 
 from .published import TASKS_BY_NAME
-from .sandbox import PROMPTS
+from .sandbox import sandboxed_templates
 from .sources import TaskRows
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
     from .rows import Document
 
-lm_eval.utils.env = PROMPTS  # it renders every prompt with this
 LM_EVAL = "lm_eval"
 """Style of the results of lm-eval's own tasks."""
 
@@ -81,6 +79,7 @@ def installed_code_alone() -> Iterator[None]:
         _yaml_loader._import_func_in_yml, lm_eval_task.get_metric = find, get  # noqa: SLF001
 
 
+@sandboxed_templates()
 def load_lm_eval_tasks(
     name: str, include_path: Path | None = None, *, trusted: bool = False
 ) -> tuple[dict[str, Task], dict[str, list[str]]]:
