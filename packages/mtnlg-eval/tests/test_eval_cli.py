@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
@@ -109,6 +110,7 @@ def test_evaluation_writes_results_and_samples(
     assert (few.shots.pool, few.shots.pool_rows, few.shots.seed, few.rows.split) == ("train", 3, 1234, "validation")
     assert few.provenance.command.startswith("mtnlg-eval run ")
     assert by_key["lambada", "0"].rows.variant == "openai"
+    assert sorted(Counter(race.clusters).values()) == [1, 3]  # questions of an article
     (sample, *_) = map(json.loads, samples_of(out, "hans", "1").splitlines())
     assert sample["doc"]["subcase"] == "ln_subject/object_swap"
     assert sample["shots"] == 1
@@ -248,6 +250,8 @@ def test_several_seeds_give_the_error_between_draws(
     assert [result.shots.seed for result in draws] == [1, 2, 3]
     assert scores["1"]["value"] == pytest.approx(mean(values))
     assert scores["1"]["between_draws"] == pytest.approx(stdev(values) / 3**0.5)
+    (run_of_results,) = json.loads((tmp_path / "results.json").read_bytes())["comparison"]
+    assert run_of_results["tasks"]["hans"] == scores
     for seeds in ("1,some", "", "-1"):
         assert score(tmp_path, "--seeds", seeds) == 2
     assert "needs numbers, such as 1,2,3" in capsys.readouterr().err
@@ -267,6 +271,15 @@ def test_rows_longer_than_the_context_are_counted(
     assert output.err.count(message) == 1
     assert "1 of 1 prompts cut at the beginning" in " ".join(output.out.split())
     assert results_of(tmp_path / "eval")["boolq", "few"].truncated == 1
+
+
+def test_twins_of_winogrande_are_one_cluster(score: Run, tmp_path: Path) -> None:
+    first, *others = (OURS / "winogrande" / "dev.jsonl").read_text(encoding="utf-8").splitlines()
+    twin = first.replace("OURSDEV0-1", "OURSDEV0-2").replace("heavy", "weak")
+    (tmp_path / "winogrande").mkdir()
+    (tmp_path / "winogrande" / "dev.jsonl").write_text("\n".join([first, twin, *others]))
+    assert score(tmp_path / "eval", "--tasks", "winogrande", "--shots", "0", data=tmp_path) == 0
+    assert sorted(Counter(results_of(tmp_path / "eval")["winogrande", "0"].clusters).values()) == [1, 2]
 
 
 def test_texts_of_all_tasks_are_written(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

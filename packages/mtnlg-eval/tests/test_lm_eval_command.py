@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from functools import cache
-from math import exp
+from math import exp, log
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -124,9 +124,28 @@ def test_any_task_has_the_features_of_the_nine(run: Run, hf: Path, tasks: Path, 
     line = samples_of(out, "choice")[1]
     assert (line["gold"], len(line["scores"]), line["shots"], line["truncated"]) == (1, 2, 1, False)
     logps = [sample["filtered_resps"][sample["gold"]][0] for sample in samples_of(out, "choice")]
-    assert results_of(out)["choice"].metrics["log_likelihood"].value == pytest.approx(fmean(logps))
+    metrics = results_of(out)["choice"].metrics
+    assert metrics["log_likelihood"].value == pytest.approx(fmean(logps))
+    golds = [sample["arguments"][f"gen_args_{sample['gold']}"]["arg_1"] for sample in samples_of(out, "choice")]
+    size = sum(len(gold.encode()) for gold in golds)
+    assert metrics["bits_per_byte"].value == pytest.approx(-sum(logps) / log(2) / size)
     shots = {sample["arguments"]["gen_args_0"]["arg_0"] for sample in samples_of(out, "choice")}
     assert len(shots) == 3
+
+
+def test_each_checkpoint_is_scored_on_any_task(
+    run: Run, write_checkpoint: Callable[..., Path], tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (20, 3):
+        write_checkpoint(tmp_path / "checkpoints", seed=step, step=step)
+    words = ["--each", "--tasks", "choice", "--include-path", tasks, "--out", tmp_path / "out"]
+    assert run("run", tmp_path / "checkpoints", *words) == 0
+    heads = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith(("check", "step-"))]
+    assert heads == ["checkpoint", "step-3", "step-20"]
+    assert {(result.task, result.model.step) for result in ResultFolder(tmp_path / "out").results()} == {
+        ("choice", 3),
+        ("choice", 20),
+    }
 
 
 def test_rows_of_a_group_are_dependent_under_every_filter(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:

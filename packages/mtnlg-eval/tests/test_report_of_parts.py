@@ -12,6 +12,7 @@ import pytest
 from mtnlg_eval.report import write_report
 from mtnlg_eval.report.charts import curves
 from mtnlg_eval.report.run_files import read_run
+from mtnlg_eval.results.statistics import wilson_interval
 from mtnlg_model.console import Failure
 
 if TYPE_CHECKING:
@@ -116,6 +117,19 @@ def test_empty_columns_are_dropped_and_tables_name_models(made: ModuleType, run:
     ]
     assert "Scores of step-160" in page.text
     assert "Differences to step-160" in page.text
+
+
+def test_cloze_and_multiple_choice_forms_are_side_by_side(made: ModuleType, run: Path) -> None:
+    shutil.rmtree(run / "eval")
+    forms = {"mmlu_law": "1100", "mmlu_continuation_law": "1110", "other": "10"}
+    results = [made.result("wic", "0", 0, correct).model_copy(update={"task": task}) for task, correct in forms.items()]
+    made.write_results(run, results)
+    page = made.read(run)
+    low, high = (100 * bound for bound in wilson_interval(3, 4))
+    assert page.row("task")[2:5] == ["step-160", "95\N{NARROW NO-BREAK SPACE}%", "cloze form"]
+    assert page.row("mmlu_law acc")[2] == "50.0"
+    assert page.row("mmlu_law acc")[4] == f"75.0 ({low:.1f}\N{EN DASH}{high:.1f})"
+    assert page.row("other acc")[4] == ""
 
 
 def test_loss_that_is_not_finite_is_reported(made: ModuleType, run: Path) -> None:

@@ -95,5 +95,6 @@ def print_summary(run: Run) -> None:
     output().print(text.replace(NARROW, " "))  # on a terminal a narrow space is not printable
     if run.evaluation is not None:
         main = run.evaluation.main
-        tasks = {task: {n: cell.summary for n, cell in by_shots.items()} for task, by_shots in main.by_task.items()}
-        print_scores({"name": main.model.name, "tasks": tasks, "groups": group_means(main.results), "not_run": []})
+        print_scores(
+            {"name": main.model.name, "tasks": main.summary, "groups": group_means(main.results), "not_run": []}
+        )

@@ -23,7 +23,7 @@ from mtnlg_eval.markup import percent, render
 from mtnlg_eval.results.compare import compared, difference, group_means
 from mtnlg_eval.results.statistics import Z
 from mtnlg_eval.table import differences_by_task
-from mtnlg_eval.tasks.published import TASKS_BY_NAME, title_of
+from mtnlg_eval.tasks.published import FORMS, TASKS_BY_NAME, title_of
 
 from .charts import curves, trends
 from .samples import FOLDER, MAX_CHARACTERS
@@ -31,7 +31,6 @@ from .samples import FOLDER, MAX_CHARACTERS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mtnlg_eval.results.compare import Cell
     from mtnlg_eval.results.result import Result
 
     from .run_files import Evaluation, Run
@@ -64,10 +63,11 @@ def page(run: Run, versions: Mapping[str, str]) -> str:
 
 def _scores(evaluation: Evaluation) -> dict[str, Any]:
     """What scores.html needs."""
-    main = evaluation.main
-    cells, every = main.by_task, main.cells.values()
+    main, rows = evaluation.main, compared(evaluation.runs)
+    cells = rows[0]["tasks"]
+    every = [cell for by_shots in cells.values() for cell in by_shots.values()]
     differs = differences_by_task(
-        {task: {asked: cell.differs for asked, cell in by_shots.items()} for task, by_shots in cells.items()}
+        {task: {asked: cell["differs"] for asked, cell in by_shots.items()} for task, by_shots in cells.items()}
     )
     published = [(TASKS_BY_NAME[task], asked) for task, asked in main.cells if task in TASKS_BY_NAME]
     return {
@@ -80,13 +80,14 @@ def _scores(evaluation: Evaluation) -> dict[str, Any]:
             model for model in MODELS if any(task.figure(model, asked) is not None for task, asked in published)
         ],
         "likelihoods": {
-            name: words for name, words in LIKELIHOODS.items() if any(name in cell.metrics for cell in every)
+            name: words for name, words in LIKELIHOODS.items() if any(name in cell["metrics"] for cell in every)
         },
-        "fewer": any(cell.shown < cell.first.shots.count for cell in every),
+        "fewer": any(cell["shots_shown"] < cell["shots"] for cell in every),
+        "cloze": {FORMS.sub("", task): task for task in cells if FORMS.search(task) and FORMS.sub("", task) in cells},
         "published": TASKS_BY_NAME,
         "title": title_of,
         "groups": group_means(main.results),
-        "compared": compared(evaluation.runs),
+        "compared": rows,
         "difference": difference,
         "shared": [key for key in main.cells if any(key in run.cells for run in evaluation.runs[1:])],
         "link": partial(_link, evaluation),
@@ -134,11 +135,8 @@ def _label(result: Result, run: str) -> str:
     return f"{run}, {count}{seed}: {score} of {result.rows.count:,} rows"
 
 
-def _link(evaluation: Evaluation, cells: Sequence[Cell], show: str) -> str:
-    """Link to the rows of the cell's first result, beside those of a second cell if given; "" without answers."""
-    names = [cell.first.name for cell in cells]
+def _link(evaluation: Evaluation, task: str, names: Sequence[str], show: str) -> str:
+    """Link to the rows of a result, beside those of a second one if given; "" without answers."""
     if not evaluation.samples.keys() >= set(names):
         return ""
-    return "&".join(
-        (f"#task={cells[0].first.task}", *map("=".join, zip(("of", "with"), names, strict=False)), f"show={show}")
-    )
+    return "&".join((f"#task={task}", *map("=".join, zip(("of", "with"), names, strict=False)), f"show={show}"))

@@ -87,11 +87,11 @@ class Cell:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The cell's part of the summary that `evaluate` returns and the console prints."""
+        """What `evaluate` returns of the cell, the console and the page show, and results.json holds."""
         first, estimate = self.first, self.estimate
         return {
             "results": [result.name for result in self.results],
-            "metrics": {name: metric.value for name, metric in self.metrics.items()},
+            "metrics": {name: metric.model_dump() for name, metric in self.metrics.items()},
             "metric": first.metric,
             "is_share": first.is_share,
             "value": estimate.value,
@@ -159,6 +159,11 @@ class Run:
         for (task, asked), cell in self.cells.items():
             tasks.setdefault(task, {})[asked] = cell
         return tasks
+
+    @property
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """`Cell.summary` by task, then by shots asked."""
+        return {task: {asked: cell.summary for asked, cell in cells.items()} for task, cells in self.by_task.items()}
 
 
 def group_runs(results: Iterable[Result]) -> list[Run]:
@@ -237,7 +242,7 @@ def mean_difference(parts: Sequence[Difference | None]) -> Difference | None:
 
 
 def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The runs side by side, each with its macro averages and its paired differences to the first, in percent.
+    """The runs side by side: scores over all seeds, macro averages and paired differences to the first, in percent.
 
     ``told_apart`` lists the differences, and the numbers of shots of the macro averages' differences, that are
     significant by Holm's procedure over all of their kind.
@@ -274,7 +279,7 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "digest": run.model.digest,
             "tokens": run.model.tokens,
             "style": run.setting[0],
-            "results": {"_".join(key): [result.name for result in cell.results] for key, cell in run.cells.items()},
+            "tasks": run.summary,
             "macro": {
                 asked: {
                     "tasks": names,
@@ -313,6 +318,7 @@ def group_means(results: Iterable[Result]) -> dict[str, dict[str, Any]]:
             "rows": sum(rows),
             "tasks": list(tasks),
             "metric": own[0].metric,
+            "is_share": share,
         }
         means.setdefault(group, {})[asked] = shown
     return means

@@ -105,7 +105,7 @@ class ResultFolder:
 def collected(results: Iterable[Result], gaps: Iterable[Gap]) -> dict[str, Any]:
     """The content of results.json: lm-eval's sections, each keyed by result, and our own records under ``scores``.
 
-    ``comparison`` has the runs side by side, ``groups`` the means of lm-eval's groups for each run.
+    ``comparison`` has the runs side by side, with means over seeds, ``groups`` the means of lm-eval's groups for each.
     """
     results = list(results)
     runs = group_runs(results)
