@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from math import log
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mtnlg_eval.results.statistics import Z, wilson_interval
 from mtnlg_eval.studies.bias import (
     KINDS,
     TEMPLATES,
@@ -59,8 +61,9 @@ def test_the_log_ratio_is_that_of_summed_probabilities() -> None:
     lm: Any = BiasedModel({})
     summary = summarize_occupations(score_occupations(lm, ["baker", "judge", "nurse"]))
     assert list(summary.by_occupation.values()) == pytest.approx([-log(4), -log(4), log(4)])
-    assert summary.male_likelier == pytest.approx(2 / 3)
-    assert summary.mean_log_ratio == pytest.approx(-log(4) / 3)
+    assert tuple(summary.male_likelier) == pytest.approx((2 / 3, *wilson_interval(2, 3)))
+    half = Z * stdev(summary.by_occupation.values()) / 3**0.5
+    assert tuple(summary.mean_log_ratio) == pytest.approx([-log(4) / 3 + sign * half for sign in (0, -1, 1)])
     assert list(summary.by_occupation)[-1] == "nurse"
 
 
@@ -97,8 +100,10 @@ def test_adjectives_of_one_group_only_are_listed_with_their_rank() -> None:
     assert [word for _, word in groups["female"].alone] == ["beautiful"]
     assert groups["female"].alone[0][0] == 1  # twice in a sentence: before famous
     assert counts.shared == 1
-    assert groups["male"].sentiment.negative < 0 < groups["female"].sentiment.positive
-    assert groups["female"].sentiment.negative == 0
+    male, female = (groups[name].sentiment for name in ("male", "female"))
+    assert female.positive.low > 0
+    assert male.negative.low < male.negative.value < male.negative.high < 0  # texts of two kinds
+    assert female.negative == (0, 0, 0)
 
 
 def test_command_writes_what_it_prints_and_reuses_answers(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mtnlg_eval.results.folder import ResultFolder
 from mtnlg_eval.results.result import Metric
-from mtnlg_eval.results.statistics import wilson_interval
+from mtnlg_eval.results.statistics import Estimate, wilson_interval
 from mtnlg_eval.studies.hans import Hans, SubsetScore, Verdict, run_hans_study, tally
 from mtnlg_eval.tasks.shots import ShotChoice, ShotPool
 from mtnlg_model.console import Failure
@@ -37,9 +37,12 @@ def answered(doc: dict[str, Any], *logps: float, scores: tuple[float, ...] = ())
 DOC = {"heuristic": "constituent", "subcase": "ce_adverb", "label": 0}
 
 
+def share(value: float, rows: int) -> Estimate:
+    return Estimate(value, *wilson_interval(value * rows, rows))
+
+
 def score(rows: int, accuracy: float, shifted: float) -> SubsetScore:
-    low, high = wilson_interval(accuracy * rows, rows)
-    return SubsetScore(rows=rows, accuracy=accuracy, low=low, high=high, shifted=shifted)
+    return SubsetScore(rows=rows, accuracy=share(accuracy, rows), shifted=share(shifted, rows))
 
 
 def test_a_tally_equals_one_counted_by_hand() -> None:
@@ -52,8 +55,9 @@ def test_a_tally_equals_one_counted_by_hand() -> None:
         ]
     )
     assert result.threshold == pytest.approx((8 / 9 + 3 / 4 + 2 / 5 + 1 / 8) / 4)  # 0.541
-    assert result.mass == pytest.approx((0.9 + 0.8 + 0.5 + 0.8) / 4)
-    assert result.said_true == 0.5
+    assert result.mass.value == pytest.approx((0.9 + 0.8 + 0.5 + 0.8) / 4)
+    assert result.mass[1:] == pytest.approx(wilson_interval(4 * result.mass.value, 4))
+    assert result.said_true == share(0.5, 4)
     assert result.whole == score(4, 0.5, 0.5)
     assert result.labels["lexical_overlap"] == {
         "entailment": score(1, 1.0, 1.0),
@@ -71,9 +75,9 @@ def test_a_tally_equals_one_counted_by_hand() -> None:
 
 def test_shifted_threshold_removes_a_constant_bias() -> None:
     result = tally([verdict("constituent", "ce_adverb", label, 0.9 - 0.2 * label, 0.1) for label in (0, 1) * 50])
-    assert result.said_true == 1.0
-    assert (result.whole.rows, result.whole.accuracy, result.whole.shifted) == (100, 0.5, 1.0)
-    assert result.whole.high - result.whole.low > 0.8  # two templates, each answered alike
+    assert result.said_true == share(1.0, 2)
+    assert (result.whole.rows, result.whole.accuracy.value, result.whole.shifted) == (100, 0.5, share(1.0, 2))
+    assert result.whole.accuracy.high - result.whole.accuracy.low > 0.8  # two templates, each answered alike
 
 
 def test_the_answer_is_the_one_that_run_decides_for() -> None:
@@ -142,9 +146,9 @@ def test_several_seeds_are_averaged(made: ModuleType, tmp_path: Path) -> None:
     study = run_hans_study(tmp_path)["hans.json"]
     tally_of_draws = study.model_dump()["shots"]["1"]
     assert tally_of_draws["draws"] == 3
-    assert tally_of_draws["whole"]["accuracy"] == tally_of_draws["said_true"] == pytest.approx(2 / 3)
+    assert tally_of_draws["whole"]["accuracy"] == tally_of_draws["said_true"] == pytest.approx(share(2 / 3, 2))
     assert tally_of_draws["subcases"]["constituent"]["ce_adverb"]["rows"] == 2
-    assert tally_of_draws["mass"] == pytest.approx((1.0 + 0.6 + 1.2) / 3)
+    assert tally_of_draws["mass"][0] == pytest.approx((1.0 + 0.6 + 1.2) / 3)
     assert tally_of_draws["between_draws"] == pytest.approx(stdev([1, 0, 1]) / sqrt(3))
     assert rows_of(study)["standard error between draws"] == ["33.3"]
 
@@ -159,7 +163,7 @@ def test_shots_scored_over_different_rows_have_empty_cells(made: ModuleType, tmp
     rows = rows_of(run_hans_study(tmp_path)["hans.json"])
     assert rows["number of rows"] == ["1", "3", "1"]
     assert [bool(text) for text in rows["  ln_passive"]] == [False, True, False]
-    assert rows["  ce_adverb"] == rows["constituent, entailment"] == ["100±40 → 0"] * 3
+    assert rows["  ce_adverb"] == rows["constituent, entailment"] == ["100±40 → 0±40"] * 3
 
 
 def test_every_model_and_mode_is_studied_by_name(made: ModuleType, tmp_path: Path) -> None:

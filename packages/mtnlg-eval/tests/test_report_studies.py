@@ -33,15 +33,15 @@ def test_every_study_has_its_pictures_and_its_table(made: ModuleType, run: Path)
     assert anchors(page) == ["hans", "operators", "bias"]
     assert {"#hans", "#operators", "#bias"} <= {attributes.get("href") for _, attributes in page.elements}
     assert page.row("lexical_overlap, non-entailment")[1:] == [
-        "0±40 \N{RIGHTWARDS ARROW} 0",
-        "0±40 \N{RIGHTWARDS ARROW} 100",
+        "0±40 \N{RIGHTWARDS ARROW} 0±40",
+        "0±40 \N{RIGHTWARDS ARROW} 100±40",
     ]
-    assert page.row("says True")[1:] == ["100.0", "100.0"]
+    assert page.row("says True, %")[1:] == ["100±33", "100±33"]
     low, high = (100 * bound for bound in wilson_interval(10, 40))
     assert page.row("all")[1] == f"25.0 ({low:.0f}\N{EN DASH}{high:.0f})"
     assert [cell[:4] for cell in page.row("add")[1:]] == ["25.0", "55.0"]
     assert page.row("male likelier, % of 3")[1:] == ["66.7 (20.0\N{EN DASH}90.0)", "78"]
-    assert page.row("male")[1:] == ["stern 2", "3.2 / \N{MINUS SIGN}1.5"]
+    assert page.row("male")[1:] == ["stern 2", "3.2 ± 0.2 / \N{MINUS SIGN}1.5 ± 0.2"]
     assert "HANS: accuracy against the examples" in page.text
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))

@@ -70,11 +70,13 @@ def test_scores_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     (line,) = (line.split() for line in lines if "WinoGrande" in line)
     assert line == ["WinoGrande", *["61.7", "(49\N{EN DASH}73)", "\N{PLUS-MINUS SIGN}", "1.2"] * 3, "30000"]
     assert "…" not in "".join(lines)
-    scores = {task.name: {"0": {"value": 1.0, "is_share": True}} for task in TASKS}
+    scores = {task.name: {"0": score | {"value": 1.0, "interval_95": (0.97, 1.0)}} for task in TASKS}
     print_checkpoints({name: {"tasks": scores} for name in ("step-1000", "step-2000")})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert ["step-2000", "0", *["100.0"] * 9] in [line.split() for line in lines]
+    start = [line.split() for line in lines].index(["step-2000", "0", *["100.0"] * 9])
+    assert lines[start + 1].split() == ["97\N{EN DASH}100"] * 9
+    assert lines[start + 2].split() == ["\N{PLUS-MINUS SIGN}", "1.2"] * 9
 
 
 def test_repeated_result_keeps_bytes_and_new_score_replaces(made: ModuleType, tmp_path: Path) -> None:

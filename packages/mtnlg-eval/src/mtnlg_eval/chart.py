@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from .markup import render, short
+from .markup import interval, render, short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from markupsafe import Markup
+
+    from mtnlg_eval.results.statistics import Estimate
 
 
 class Axis(NamedTuple):
@@ -89,6 +91,12 @@ class Chart:
     def dot(self, x: float, y: float, look: str, tip: str) -> None:
         """Add a mark with its tooltip."""
         self.dots.append(Dot(x, y, look, tip))
+
+    def share(self, x: float, estimate: Estimate, look: str, what: str) -> None:
+        """Add a share with its interval, in percent."""
+        score, low, high = (100 * number for number in estimate)
+        self.line(look.partition(" ")[0], (x, low), (x, high))
+        self.dot(x, score, look, f"{what}: {score:.1f} ({interval(estimate, True)})")
 
     def __html__(self) -> Markup:
         """The chart as an ``<svg>`` element."""

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 MAX_WIDE_COLUMNS = 3
-"""Number of columns with intervals that fit a terminal of 80 characters."""
-
-GROUP = {"is_share": True, "between_draws": None, "metric": "acc"}
+"""Number of columns with intervals beside the scores that fit a terminal of 80 characters."""
 
 
 class Table(NamedTuple):
@@ -33,7 +31,9 @@ class Table(NamedTuple):
 def print_table(table: Table, title: str = "", notes: Sequence[str] = (), *, tight: bool = False) -> None:
     """Print a table with a title above and notes below; a ``tight`` table folds its heads to fit a terminal."""
     padding = 0 if tight else (0, int(table.words), 0, 1)
-    made = rich.table.Table(box=SIMPLE_HEAD, padding=padding, title=title or None, title_justify="left")
+    made = rich.table.Table(
+        box=SIMPLE_HEAD, show_edge=not tight, padding=padding, title=title or None, title_justify="left"
+    )
     for n, head in enumerate(table.head):
         justify: Literal["left", "right"] = "right" if n and not table.words else "left"
         whole = not n or not (table.words or tight)
@@ -52,10 +52,7 @@ def print_scores(summary: Mapping[str, Any]) -> None:
     shots = list(dict.fromkeys(count for scores in tasks.values() for count in scores))
     brief = len(shots) > MAX_WIDE_COLUMNS
     lines = {title_of(task): scores for task, scores in tasks.items()}
-    lines |= {
-        f"mean of {group}": {count: score | GROUP for count, score in scores.items()}
-        for group, scores in summary.get("groups", {}).items()
-    }
+    lines |= {f"mean of {group}": scores for group, scores in summary.get("groups", {}).items()}
     rows = []
     for title, scores in lines.items():
         metric = next(iter(scores.values()))["metric"]
@@ -64,7 +61,7 @@ def print_scores(summary: Mapping[str, Any]) -> None:
         rows.append([title + ("" if metric == "acc" else f", {metric}"), *cells, size])
     gaps = [gap["task"] for gap in summary["not_run"] if gap["task"] not in tasks]
     rows += [[title_of(task), *("not run" for _ in shots), ""] for task in gaps]
-    explained = "" if brief else " (95 % interval; ± error between draws of shots)"
+    explained = " with 95 % interval; ±: error between draws of shots"
     differs = {task: {asked: score["differs"] for asked, score in scores.items()} for task, scores in tasks.items()}
     notes = [f"{title_of(task)}: {words}" for task, texts in differences_by_task(differs).items() for words in texts]
     heads = [count if brief else f"{count}-shot" for count in shots]
@@ -75,7 +72,7 @@ def print_scores(summary: Mapping[str, Any]) -> None:
 def print_checkpoints(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print one table of these checkpoints' scores: a row per number of shots and checkpoint, a column per task."""
     scores = {
-        (name, task, asked): value(score["value"], score["is_share"])
+        (name, task, asked): _cell(score, brief=True)
         for name, summary in summaries.items()
         for task, by_shots in summary["tasks"].items()
         for asked, score in by_shots.items()
@@ -85,7 +82,8 @@ def print_checkpoints(summaries: Mapping[str, Mapping[str, Any]]) -> None:
         [name, asked, *(scores.get((name, task, asked), DASH) for task in tasks)]
         for asked, name in product(shots, names)
     ]
-    print_table(Table(["checkpoint", "shots", *map(title_of, tasks)], rows), "", ["shares in percent"], tight=True)
+    notes = ["shares in percent with 95 % interval"]
+    print_table(Table(["checkpoint", "shots", *map(title_of, tasks)], rows), "", notes, tight=True)
 
 
 def differences_by_task(differs: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
@@ -110,9 +108,9 @@ def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cell(score: Mapping[str, Any], brief: bool) -> str:
-    text, share = value(score["value"], score["is_share"]), score["is_share"]
-    if brief:
-        return text
-    low, high = (f"{100 * bound:.0f}" if share else value(bound, share) for bound in score["interval_95"])
-    draws = "" if score["between_draws"] is None else f" ± {value(score['between_draws'], share)}"
-    return f"{text} ({low}{DASH}{high}){draws}"
+    """The score with its interval and its error between draws, below each other if ``brief``."""
+    share, draws = score["is_share"], score.get("between_draws")
+    bounds = DASH.join(f"{100 * bound:.0f}" if share else value(bound, share) for bound in score["interval_95"])
+    parts = [value(score["value"], share), bounds if brief else f"({bounds})"]
+    parts += [] if draws is None else [f"± {value(draws, share)}"]
+    return ("\n" if brief else " ").join(parts)

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from mtnlg_eval.chart import PERCENT, Axis, Chart, steps, tokens_axis
-from mtnlg_eval.markup import interval, short
+from mtnlg_eval.markup import short
 from mtnlg_eval.tasks.published import TASKS_BY_NAME, title_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _by_shots(cells: Mapping[str, Cell], task: str) -> Chart:
     shown = [f"{cell.shown:.1f}".removesuffix(".0") for cell in cells.values()]
     chart = _chart(task, steps(shown, 0.5), "the examples shown in the prompt")
     for x, (asked, cell) in enumerate(cells.items()):
-        _add(chart, x, cell, "accent", f"{asked}-shot, {cell.shown:.1f} shown")
+        chart.share(x, cell.estimate, "accent", f"{asked}-shot, {cell.shown:.1f} shown")
         published = TASKS_BY_NAME.get(task)
         if published and (mtnlg := published.figure("MT-NLG", asked)) is not None:
             chart.dot(x, mtnlg, "second diamond", f"MT-NLG, {asked}-shot: {mtnlg:.1f}")
@@ -144,7 +144,8 @@ def _by_tokens(history: Sequence[ScoredRun], task: str) -> Chart:
         look = LOOKS.get(shots, "accent")
         points = [(run.model, run.cells[task, shots]) for run in history if (task, shots) in run.cells]
         for model, cell in points:
-            _add(chart, model.tokens, cell, look, f"{model.name}, {short(model.tokens)} tokens, {shots}-shot")
+            what = f"{model.name}, {short(model.tokens)} tokens, {shots}-shot"
+            chart.share(model.tokens, cell.estimate, look.partition(" ")[0], what)
         chart.line(look, *[(model.tokens, 100 * cell.value) for model, cell in points])
     return chart
 
@@ -156,9 +157,3 @@ def _chart(task: str, x: Axis, against: str) -> Chart:
     if published and published.chance is not None:
         chart.line("muted dashed", (x.low, published.chance), (x.high, published.chance))
     return chart
-
-
-def _add(chart: Chart, x: float, cell: Cell, look: str, what: str) -> None:
-    (score, low, high), color = (100 * number for number in cell.estimate), look.partition(" ")[0]
-    chart.line(color, (x, low), (x, high))
-    chart.dot(x, score, color, f"{what}: {score:.1f} ({interval(cell.estimate, True)})")

@@ -21,19 +21,20 @@ Every answer, and every batch of samples, goes to the model's store when it is d
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from importlib.resources import files
 from itertools import product
-from math import exp, log, sqrt
-from statistics import fmean, stdev
+from math import exp, log
+from statistics import fmean
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from lm_eval.api.instance import Instance
 from pydantic import Field
 
-from mtnlg_eval.markup import DASH, MINUS, decimal
+from mtnlg_eval.markup import MINUS, decimal, interval, value
 from mtnlg_eval.records import Record
-from mtnlg_eval.results.statistics import wilson_interval
+from mtnlg_eval.results.statistics import Estimate, clustered_error, mean_estimate, numbered
 from mtnlg_eval.scoring.generation import Options
 from mtnlg_eval.table import Table
 from mtnlg_model.console import Failure, progress
@@ -104,34 +105,31 @@ def _log_sum(a: float, b: float) -> float:
 
 
 class Occupations(Record):
-    """The paper's two statistics with their uncertainty, and each occupation's log P(female) - log P(male) in nats."""
+    """The paper's two statistics with 95 % intervals, and each occupation's log P(female) - log P(male) in nats."""
 
     occupations: int = 0
-    male_likelier: float
-    male_likelier_95: tuple[float, float]
-    mean_log_ratio: float
-    mean_log_ratio_stderr: float
+    male_likelier: Estimate
+    mean_log_ratio: Estimate
     by_occupation: dict[str, float] = Field(min_length=1)
 
 
 def summarize_occupations(ratios: Mapping[str, float]) -> Occupations:
     """The statistics of the log-ratios of at least two occupations."""
-    male = sum(ratio < 0 for ratio in ratios.values())
+    values, clusters = list(ratios.values()), range(len(ratios))
+    male = [float(ratio < 0) for ratio in values]
     return Occupations(
         occupations=len(ratios),
-        male_likelier=male / len(ratios),
-        male_likelier_95=wilson_interval(male, len(ratios)),
-        mean_log_ratio=fmean(ratios.values()),
-        mean_log_ratio_stderr=stdev(ratios.values()) / sqrt(len(ratios)),
+        male_likelier=mean_estimate(fmean(male), male, clusters),
+        mean_log_ratio=mean_estimate(fmean(values), (), (), clustered_error(values, clusters)),
         by_occupation=dict(sorted(ratios.items(), key=lambda item: item[1])),
     )
 
 
 class Sentiment(Record):
-    """Mean polarity of a group's words in percent: its positive and its negative part."""
+    """Mean polarity of a group's words in percent: its positive and its negative part, words of a text as dependent."""
 
-    positive: float
-    negative: float
+    positive: Estimate
+    negative: Estimate
 
 
 class Group(Record):
@@ -183,29 +181,37 @@ def count_adjectives(sentences: Mapping[str, Sequence[str]]) -> Adjectives:
     over all words, of the positive and of the negative part of their polarity, in percent.
     """
     tag, polarity = load_textblob()
+    polarity = cache(polarity)
     words = {
-        group: Counter(  # words in lower case, each with whether it is an adjective
-            (word.lower(), name.startswith("JJ")) for text in texts for word, name in tag(text) if word.isalpha()
-        )
+        group: [  # in lower case, each with its text's number and whether it is an adjective
+            (word.lower(), number, name.startswith("JJ"))
+            for number, text in enumerate(texts)
+            for word, name in tag(text)
+            if word.isalpha()
+        ]
         for group, texts in sentences.items()
     }
     top = {
-        group: dict(
-            sorted(((w, n) for (w, is_adjective), n in counts.items() if is_adjective), key=_rank)[:MOST_FREQUENT]
-        )
-        for group, counts in words.items()
+        group: dict(sorted(Counter(word for word, _, adjective in own if adjective).items(), key=_rank)[:MOST_FREQUENT])
+        for group, own in words.items()
     }
     groups = {}
     for group, adjectives in top.items():
         others = set().union(*(other for name, other in top.items() if name != group))
-        values = [(polarity(word), n) for (word, _), n in sorted(words[group].items())]
-        total = sum(n for _, n in values) or 1
-        positive, negative = (sum(n * max(sign * value, 0.0) for value, n in values) for sign in (1, -1))
+        percents = [100 * polarity(word) for word, *_ in words[group]] or [0.0]
+        texts = numbered(number for _, number, _ in words[group]) or [0]
+
+        def part(values: list[float], texts: list[int] = texts) -> Estimate:
+            return mean_estimate(fmean(values), (), (), clustered_error(values, texts))
+
         groups[group] = Group(
             samples=len(sentences[group]),
             adjectives=list(adjectives.items()),
             alone=[(rank, word) for rank, word in enumerate(adjectives, start=1) if word not in others],
-            sentiment=Sentiment(positive=100 * positive / total, negative=-100 * negative / total),
+            sentiment=Sentiment(
+                positive=part([max(each, 0.0) for each in percents]),
+                negative=part([min(each, 0.0) for each in percents]),
+            ),
         )
     return Adjectives(shared=len(set.intersection(*map(set, top.values()))), groups=groups)
 
@@ -241,18 +247,21 @@ class Bias(Study):
         if OCCUPATION in kinds:
             occupation = {OCCUPATION: summarize_occupations(score_occupations(lm, read_occupations()))}
         adjectives = {kind: count_adjectives(sample_descriptions(lm, kind, samples)) for kind in groups}
-        return cls(version=1, **lm.model.record.identity, samples_a_prompt=samples, adjectives=adjectives, **occupation)
+        return cls(version=2, **lm.model.record.identity, samples_a_prompt=samples, adjectives=adjectives, **occupation)
 
     def tables(self) -> list[Table]:
         """A table per kind of bias."""
         tables = []
         if self.occupation:
             summary, names = self.occupation, list(self.occupation.by_occupation)
-            ratio = f"{decimal(summary.mean_log_ratio, 3)} ± {decimal(summary.mean_log_ratio_stderr, 3)}"
-            share, low, high = (100 * number for number in (summary.male_likelier, *summary.male_likelier_95))
+            share = summary.male_likelier
             rows = [
-                [f"male likelier, % of {len(names)}", f"{share:.1f} ({low:.1f}{DASH}{high:.1f})", "78"],
-                [f"mean of log P(female) {MINUS} log P(male)", ratio, decimal(MTNLG_RATIO, 2)],
+                [f"male likelier, % of {len(names)}", f"{value(share[0], True)} ({interval(share, True)})", "78"],
+                [
+                    f"mean of log P(female) {MINUS} log P(male)",
+                    _text(summary.mean_log_ratio, 3),
+                    decimal(MTNLG_RATIO, 2),
+                ],
                 ["most male", ", ".join(names[:WORDS_SHOWN]), ""],
                 ["most female", ", ".join(names[: -WORDS_SHOWN - 1 : -1]), ""],
             ]
@@ -263,12 +272,17 @@ class Bias(Study):
                 [
                     name,
                     ", ".join(f"{word} {rank}" for rank, word in group.alone[:WORDS_SHOWN]),
-                    f"{decimal(group.sentiment.positive, 1)} / {decimal(group.sentiment.negative, 1)}",
+                    f"{_text(group.sentiment.positive, 1)} / {_text(group.sentiment.negative, 1)}",
                 ]
                 for name, group in adjectives.groups.items()
             ]
             tables.append(Table([kind, shared, "sentiment, %"], groups, words=True))
         return tables
+
+
+def _text(estimate: Estimate, places: int) -> str:
+    value, _, high = estimate
+    return f"{decimal(value, places)} ± {decimal(high - value, places)}"
 
 
 STUDY = Bias

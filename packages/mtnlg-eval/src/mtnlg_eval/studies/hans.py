@@ -6,10 +6,11 @@ right for half the rows, wrong for the other half. Accuracy alone therefore says
     mass        P(True) + P(False): how much the model answers in the requested form; shots raise it
     said_true   the share of rows with the answer True: the bias towards one label
     shifted     accuracy with the threshold on P(True) / (P(True) + P(False)) at its mean over all rows instead of at
-                one half, which removes that bias
+                one half, which removes that bias; the intervals take that threshold as given
 
-It reads the samples that ``mtnlg-eval run`` writes, at every number of shots that was scored. With several draws of
-shots, every number is their mean, and ``between_draws`` is the standard error of the mean accuracy.
+It reads the samples that ``mtnlg-eval run`` writes, at every number of shots that was scored. Every figure has its 95 %
+interval, where rows of one template count as dependent. With several draws of shots, every figure is their mean, and
+``between_draws`` is the standard error of the mean accuracy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections import defaultdict
 from math import exp
 from operator import attrgetter
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -28,7 +29,7 @@ from mtnlg_eval.markup import count
 from mtnlg_eval.records import Record, parse_record
 from mtnlg_eval.results.compare import group_runs
 from mtnlg_eval.results.folder import ResultFolder
-from mtnlg_eval.results.statistics import mean_estimate, numbered
+from mtnlg_eval.results.statistics import Estimate, clustered_error, mean_estimate, numbered
 from mtnlg_eval.table import Table
 from mtnlg_model.console import Failure
 from mtnlg_model.files import file_lines
@@ -36,7 +37,7 @@ from mtnlg_model.files import file_lines
 from .study import Study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
     from pathlib import Path
 
 HALF = 0.5
@@ -71,31 +72,31 @@ class Verdict(BaseModel, strict=True):
         true, false = self.scores
         return 1 / (1 + exp(min(false - true, 700.0)))
 
+    @property
+    def said_true(self) -> bool:
+        """Whether `run` decides for True."""
+        return self.scores[TRUE] >= self.scores[FALSE]
+
     def right(self, threshold: float) -> bool:
         """Whether the answer is right if it is True above the threshold and False otherwise."""
-        said_true = self.scores[TRUE] >= self.scores[FALSE] if threshold == HALF else self.probability > threshold
+        said_true = self.said_true if threshold == HALF else self.probability > threshold
         return said_true == (self.doc.label == TRUE)
 
 
 class SubsetScore(Record):
-    """A subset of the rows: its size, and its accuracy in [0, 1] at threshold one half and at the shifted threshold.
-
-    ``low`` to ``high`` is the 95 % interval of ``accuracy``; rows of one template count as dependent.
-    """
+    """A subset of the rows: its size, and its accuracy in [0, 1] at threshold one half and at the shifted threshold."""
 
     rows: int
-    accuracy: float
-    low: float
-    high: float
-    shifted: float
+    accuracy: Estimate
+    shifted: Estimate
 
 
 class Tally(Record):
     """The study at one number of shots; ``labels`` and ``subcases`` are keyed by heuristic first."""
 
     whole: SubsetScore
-    mass: float
-    said_true: float
+    mass: Estimate
+    said_true: Estimate
     threshold: float = HALF
     labels: dict[str, dict[str, SubsetScore]]
     subcases: dict[str, dict[str, SubsetScore]]
@@ -103,29 +104,46 @@ class Tally(Record):
     between_draws: float | None = None
 
 
-def tally(verdicts: Sequence[Verdict]) -> Tally:
-    """The study's numbers over at least one row."""
-    threshold = fmean(verdict.probability for verdict in verdicts)
+class Answer(NamedTuple):
+    """A verdict of one draw of shots, with the cluster of its row and the draw's shifted threshold."""
 
-    def score(subset: Sequence[Verdict]) -> SubsetScore:
-        plain, shifted = ([float(verdict.right(bound)) for verdict in subset] for bound in (HALF, threshold))
-        clusters = numbered(verdict.doc.template or id(verdict) for verdict in subset)
-        accuracy, low, high = mean_estimate(fmean(plain), plain, clusters)
-        return SubsetScore(rows=len(subset), accuracy=accuracy, low=low, high=high, shifted=fmean(shifted))
+    verdict: Verdict
+    cluster: Hashable
+    threshold: float
+
+
+def tally(*draws: Sequence[Verdict]) -> Tally:
+    """The study's figures over at least one row, which each draw of shots has answered, in one order."""
+    thresholds = [fmean(verdict.probability for verdict in draw) for draw in draws]
+    answers = [
+        Answer(verdict, verdict.doc.template or number, threshold)
+        for draw, threshold in zip(draws, thresholds, strict=True)
+        for number, verdict in enumerate(draw)
+    ]
+
+    def figure(subset: Sequence[Answer], of: Callable[[Answer], float]) -> Estimate:
+        values, clusters = [float(of(each)) for each in subset], numbered(each.cluster for each in subset)
+        return mean_estimate(fmean(values), values, clusters, clustered_error(values, clusters))
+
+    def score(subset: Sequence[Answer]) -> SubsetScore:
+        plain = figure(subset, lambda each: each.verdict.right(HALF))
+        shifted = figure(subset, lambda each: each.verdict.right(each.threshold))
+        return SubsetScore(rows=len(subset) // len(draws), accuracy=plain, shifted=shifted)
 
     def score_by(name: Callable[[Document], str]) -> dict[str, dict[str, SubsetScore]]:
-        groups: defaultdict[str, defaultdict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
-        for verdict in verdicts:
-            groups[verdict.doc.heuristic][name(verdict.doc)].append(verdict)
+        groups: defaultdict[str, defaultdict[str, list[Answer]]] = defaultdict(lambda: defaultdict(list))
+        for answer in answers:
+            groups[answer.verdict.doc.heuristic][name(answer.verdict.doc)].append(answer)
         return {heuristic: {n: score(subset) for n, subset in named.items()} for heuristic, named in groups.items()}
 
     return Tally(
-        whole=score(verdicts),
-        mass=fmean(verdict.mass for verdict in verdicts),
-        said_true=fmean(verdict.scores[TRUE] >= verdict.scores[FALSE] for verdict in verdicts),
-        threshold=threshold,
+        whole=score(answers),
+        mass=figure(answers, lambda each: each.verdict.mass),
+        said_true=figure(answers, lambda each: each.verdict.said_true),
+        threshold=fmean(thresholds),
         labels=score_by(lambda doc: "entailment" if doc.label == TRUE else "non-entailment"),
         subcases=score_by(lambda doc: doc.subcase),
+        draws=len(draws),
     )
 
 
@@ -159,8 +177,8 @@ class Hans(Study):
     TITLE = "HANS"
     READING = (
         "A model that only compares the words of the two sentences always says True: right on entailment, wrong on the "
-        "rest. An increase therefore counts only if both labels improve. Intervals are of 95 %. The figure after the "
-        "arrow, and the rings, give the accuracy with the threshold on P(True) at its mean over all rows, not one half."
+        "rest. An increase therefore counts only if both labels improve. Figures are ± half their 95 % intervals; "
+        "those after the arrow, and the rings, have the threshold on P(True) at its mean over all rows, not one half."
     )
 
     shots_from: dict[Literal["source", "labels"], str]
@@ -175,7 +193,7 @@ class Hans(Study):
         tallies = list(self.shots.values())
 
         def row(head: str, scores: Iterable[SubsetScore | None]) -> list[str]:
-            return [head, *(_text(score) if score else "" for score in scores)]
+            return [head, *(f"{_text(x.accuracy)} → {_text(x.shifted)}" if x else "" for x in scores)]
 
         rows = [row("all rows", [each.whole for each in tallies])]
         if len({each.whole.rows for each in tallies}) > 1:
@@ -187,8 +205,8 @@ class Hans(Study):
             for part, start in (("labels", f"{heuristic}, "), ("subcases", "  ")):
                 groups = [getattr(each, part).get(heuristic, {}) for each in tallies]
                 rows += [row(start + name, [group.get(name) for group in groups]) for name in _names(groups)]
-        rows.append(["P(True) + P(False)", *(f"{each.mass:.3f}" for each in tallies)])
-        rows.append(["says True", *(f"{100 * each.said_true:.1f}" for each in tallies)])
+        rows.append(["P(True) + P(False), %", *(_text(each.mass) for each in tallies)])
+        rows.append(["says True, %", *(_text(each.said_true) for each in tallies)])
         return [Table(["accuracy, % → shifted", *(f"{asked} shots" for asked in self.shots)], rows)]
 
     def charts(self) -> list[Chart]:
@@ -197,10 +215,10 @@ class Hans(Study):
         for title, about, lines in CHARTS:
             chart = Chart(title, f"HANS: {about}", axis, PERCENT, note="examples in the prompt")
             for what, look, field in lines:
-                shares = [100 * share for share in map(attrgetter(field), self.shots.values())]
-                chart.line(look, *enumerate(shares))
-                for n, share in enumerate(shares):
-                    chart.dot(n, share, look, f"{what}: {share:.1f} %")
+                estimates = list(map(attrgetter(field), self.shots.values()))
+                chart.line(look, *((n, 100 * share) for n, (share, *_) in enumerate(estimates)))
+                for n, estimate in enumerate(estimates):
+                    chart.share(n, estimate, look, what)
             charts.append(chart)
         return charts
 
@@ -221,15 +239,12 @@ def run_hans_study(folder: Path) -> dict[str, Hans]:
     for run in runs:
         tallies = {}
         for asked, cell in run.by_task["hans"].items():
-            draws = [
-                tally(read_verdicts(scored.samples(result))).model_dump(exclude_unset=True) for result in cell.results
-            ]
-            spread = {"draws": len(draws), "between_draws": cell.between_draws}
-            tallies[asked] = Tally.model_validate(mean_of(draws) | spread)
+            draws = (read_verdicts(scored.samples(result)) for result in cell.results)
+            tallies[asked] = tally(*draws).model_copy(update={"between_draws": cell.between_draws})
         name = "-".join(("hans", *re.findall(r"[\w.]+", run.label))) if studies else "hans"
         mode = run.results[0].shots
         studies[f"{name}.json"] = Hans(
-            version=2,
+            version=3,
             **run.model.identity | {"name": run.label},
             shots_from={"source": mode.source, "labels": mode.labels},
             shots=tallies,
@@ -238,22 +253,14 @@ def run_hans_study(folder: Path) -> dict[str, Hans]:
     return studies
 
 
-def mean_of(tallies: Sequence[Any]) -> Any:  # noqa: ANN401  (trees of one form)
-    """The tree with the mean of each number; integers, which are counts of rows, are equal in all draws."""
-    first = tallies[0]
-    if isinstance(first, dict):
-        return {name: mean_of([each[name] for each in tallies]) for name in first}
-    return first if isinstance(first, int) else fmean(tallies)
-
-
 def _names(groups: Iterable[Iterable[str]]) -> list[str]:
     """Names that are in any of these groups, in order."""
     return list(dict.fromkeys(name for group in groups for name in group))
 
 
-def _text(score: SubsetScore) -> str:
-    accuracy, half, shifted = score.accuracy, (score.high - score.low) / 2, score.shifted
-    return f"{100 * accuracy:.0f}±{100 * half:.0f} → {100 * shifted:.0f}"
+def _text(estimate: Estimate) -> str:
+    share, low, high = estimate
+    return f"{100 * share:.0f}±{50 * (high - low):.0f}"
 
 
 STUDY = Hans

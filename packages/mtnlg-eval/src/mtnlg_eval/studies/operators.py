@@ -22,7 +22,7 @@ from pydantic import Field
 
 from mtnlg_eval.markup import DASH
 from mtnlg_eval.records import Record
-from mtnlg_eval.results.statistics import wilson_interval
+from mtnlg_eval.results.statistics import Estimate, wilson_interval
 from mtnlg_eval.table import Table
 from mtnlg_model.console import progress
 from mtnlg_model.files import write_text
@@ -99,16 +99,14 @@ def _format_term(hidden: str, disguise: str, a: int, b: int) -> str:
 
 
 class Cell(Record):
-    """Problems solved for one operator, disguise and number of shots; ``low`` to ``high`` is Wilson's 95 % interval."""
+    """Problems solved for one operator, disguise and number of shots, with Wilson's 95 % interval of their share."""
 
     operator: str
     disguise: str
     shots: int
     right: int
     problems: int = Field(ge=1)
-    accuracy: float
-    low: float
-    high: float
+    accuracy: Estimate
 
 
 class Operators(Study):
@@ -144,10 +142,10 @@ class Operators(Study):
         for start in range(0, len(posed), problems):
             hidden, disguise, count, *_ = posed[start]
             right = sum(line["right"] for line in lines[start : start + problems])
-            low, high = wilson_interval(right, problems)
-            found = {"right": right, "problems": problems, "accuracy": right / problems, "low": low, "high": high}
+            accuracy = Estimate(right / problems, *wilson_interval(right, problems))
+            found = {"right": right, "problems": problems, "accuracy": accuracy}
             cells.append(Cell(operator=hidden, disguise=disguise, shots=count, **found))
-        return cls(version=1, **lm.model.record.identity, cells=cells)
+        return cls(version=2, **lm.model.record.identity, cells=cells)
 
     def tables(self) -> list[Table]:
         """Percent solved at each number of examples, by operator, by disguise and in total."""
