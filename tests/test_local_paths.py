@@ -1,20 +1,29 @@
-"""Every path on the command lines of mtnlg-model, mtnlg-parallel and mtnlg-eval is local: a URL is refused."""
+"""Every path of mtnlg-model, mtnlg-parallel and mtnlg-eval is local: commands and functions refuse a URL."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.main import get_command
 
+from mtnlg_eval import evaluate
 from mtnlg_eval.cli import app as evaluation
+from mtnlg_eval.scoring.answer_store import AnswerStore
+from mtnlg_model import CheckpointWriter, export_huggingface, import_huggingface, publish, save
 from mtnlg_model.cli import app as model
 from mtnlg_model.console import UsageFailure
 from mtnlg_model.local_paths import TEXTS
+from mtnlg_parallel import train
 from mtnlg_parallel.cli import app as parallel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typer import Typer
+
+NONE: Any = None
 
 
 @pytest.mark.parametrize("app", [model, parallel, evaluation])
@@ -29,3 +38,26 @@ def test_a_url_is_refused_by_every_option_and_argument_of_every_command(app: Typ
                 continue
             with pytest.raises(UsageFailure, match="reads and writes local folders"):
                 group.make_context("mtnlg", [name, *words])
+
+
+@pytest.mark.parametrize("path", ["s3://b/r", Path("s3://b/r")])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda path: CheckpointWriter(path, 1, "all"),
+        lambda path: publish(path, 1, ["all"], NONE, NONE, "tokenizer.json"),
+        lambda path: save(NONE, path, 1, NONE, "tokenizer.json"),
+        lambda path: export_huggingface(NONE, path),
+        lambda path: import_huggingface("hf", path),
+        lambda path: train("train.toml", "data", path),
+        lambda path: evaluate("checkpoint", path),
+        lambda path: AnswerStore("model", path),
+    ],
+)
+def test_a_url_is_refused_by_every_function_that_writes(
+    function: Callable[[Path | str], object], path: Path | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageFailure, match="reads and writes local folders"):
+        function(path)
+    assert not list(tmp_path.iterdir())

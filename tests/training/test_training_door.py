@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mtnlg_parallel
-from mtnlg_model import UsageFailure
+from mtnlg_model import Tokenizer, UsageFailure
 from training.reference_loop import recipe_of
 
 SCRIPT = """
@@ -31,14 +31,13 @@ class Tracker:
     def close(self):
         pass
 
-recipe, out, tokenizer, last = sys.argv[1:]
+recipe, out, last = sys.argv[1:]
 seen, tracker = [], Tracker()
 def watch(step):
     seen.append([step["step"], step["loss"]])
     return step["step"] == int(last)
 
-data = mtnlg_parallel.Data(Counting(), __import__("pathlib").Path(tokenizer))
-summary = mtnlg_parallel.train(recipe, data, out, callbacks=[watch], trackers=[tracker])
+summary = mtnlg_parallel.train(recipe, Counting(), out, callbacks=[watch], trackers=[tracker])
 if seen:
     print(json.dumps({"seen": seen, "tracked": tracker.steps, "steps": summary and summary["steps"]}))
 """
@@ -89,15 +88,14 @@ def test_a_process_can_train_again_after_a_failure(data: Path, tmp_path: Path) -
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_stream_callback_and_tracker_of_ones_own(ranks: int, tmp_path: Path) -> None:
     """A callback stops the run at its step, with a checkpoint; the same call resumes it."""
-    tokenizer, script = tmp_path / "tokenizer.json", tmp_path / "own.py"
-    tokenizer.write_text("{}")
+    script = tmp_path / "own.py"
     script.write_text(SCRIPT)
     recipe = recipe_of((1, 1, ranks), samples=64, ramp=None, validation_every=0)
     (tmp_path / "train.toml").write_text(_toml(recipe))
     launcher = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     answers = []
     for last in (3, 100):
-        words = [str(tmp_path / "train.toml"), str(tmp_path / "out"), str(tokenizer), str(last)]
+        words = [str(tmp_path / "train.toml"), str(tmp_path / "out"), str(last)]
         done = subprocess.run([*launcher, str(script), *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         answers.append(json.loads(done.stdout.strip().splitlines()[-1]))
@@ -105,7 +103,8 @@ def test_stream_callback_and_tracker_of_ones_own(ranks: int, tmp_path: Path) -> 
     assert ([step for step, _ in stopped["seen"]], stopped["steps"]) == ([1, 2, 3], None)
     assert ([step for step, _ in rest["seen"]], rest["steps"]) == ([4, 5, 6, 7, 8], 8)
     assert stopped["tracked"] == stopped["seen"]
-    assert (tmp_path / "out" / "checkpoints" / "step-3").is_dir()
+    tokenizer = Tokenizer(tmp_path / "out" / "checkpoints" / "step-3" / "tokenizer.json")
+    assert (tokenizer.encode("3 14"), tokenizer.decode([3, 14]), tokenizer.eod) == ([3, 14], "3 14", 63)
 
 
 def test_objects_of_this_process_need_this_process_to_be_a_rank(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtnlg_eval.tasks.published import TASKS_BY_NAME
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.local_paths import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ def evaluate(
     """
     asked = dict(locals())  # arguments of the other ranks' calls
     names, folder = list(TASK_NAMES if tasks is None else tasks), None if data is None else Path(data)
+    out = local_path(out)
     if not names:
         raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}, lm-eval's, or a YAML file")
     check_arguments(shots, seeds, folder)
@@ -85,8 +87,8 @@ def evaluate(
     )
     # Rows are read and checked before the model is loaded.
     evaluation = Evaluation(names, shots, settings, seeds)
-    with model_on_ranks(model, options, Path(out), "mtnlg_eval.evaluation:evaluate", asked) as lm:
-        return evaluation.run(lm, Path(out), options.layout)
+    with model_on_ranks(model, options, out, "mtnlg_eval.evaluation:evaluate", asked) as lm:
+        return evaluation.run(lm, out, options.layout)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mtnlg_model.files import new_or_regular
+from mtnlg_model.local_paths import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +40,7 @@ class AnswerStore:
         """Open the file at ``path``, or an in-memory store for None; ``model`` identifies the model."""
         self._model = model.encode()
         if path is not None:
-            new_or_regular(path).parent.mkdir(parents=True, exist_ok=True)
+            new_or_regular(local_path(path)).parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self.taken_over = 0
         self._lock = threading.Lock()  # one connection serves the thread that scores and the one that builds prompts

@@ -19,6 +19,7 @@ import xxhash
 
 from mtnlg_model.console import say
 from mtnlg_model.files import atomic_open, read_small, sync_directory, write_text
+from mtnlg_model.local_paths import local_path
 
 from . import boxes, tensor_file
 from .chat_files import read_chat_files
@@ -79,7 +80,7 @@ class CheckpointWriter:
     def __init__(
         self, directory: Path | str, step: int, writer: str, *, copy: bool = True, backlog: int | None = None
     ) -> None:
-        directory = Path(directory)
+        directory = local_path(directory)
         if not _WRITER.fullmatch(writer):
             raise CheckpointError(f"writer {writer!r}: use letters, digits, - and _")
         if (directory / f"step-{step}").exists():
@@ -180,7 +181,7 @@ def publish(  # noqa: PLR0917  (public interface)
     number of optimizer updates, by default ``progress.step``; ``chat_files`` are by default those beside ``tokenizer``.
     Raises ``CheckpointError`` and publishes nothing unless the pieces tile every tensor of ``config`` exactly once.
     """
-    directory, tokenizer = Path(directory), Path(tokenizer)
+    directory, tokenizer = local_path(directory), Path(tokenizer)
     folder, final = directory / f"step-{step}.tmp", directory / f"step-{step}"
     chat_files = read_chat_files(tokenizer.parent) if chat_files is None else chat_files
     small = {TOKENIZER: read_small(tokenizer, follow=True), **chat_files}

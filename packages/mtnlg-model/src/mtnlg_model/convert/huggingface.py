@@ -16,6 +16,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint, empty_decoder
 from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, write_tensor_file
 from mtnlg_model.console import Failure
 from mtnlg_model.files import read_small, write_json
+from mtnlg_model.local_paths import local_path
 from mtnlg_model.tokenizer import Tokenizer
 from mtnlg_model.tokenizer_file import missing_tokenizer
 
@@ -50,7 +51,7 @@ def export_huggingface(
     ``AutoTokenizer`` open; returns the name of the model's class. The family is the first of `families` that supports
     this decoder, unless ``family`` names one. Raises ``Failure`` if none does, or if a file is damaged.
     """
-    config = checkpoint.config
+    folder, config = local_path(folder), checkpoint.config
     found, content = to_config_json(config, family)
     checkpoint.verify_weights()
     groups: dict[str, list[str]] = {}
@@ -71,7 +72,7 @@ def export_huggingface(
         return converted[key]
 
     shards = _split_into_shards(specs)
-    with new_folder(Path(folder)) as partial:
+    with new_folder(folder) as partial:
         files = [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
         files = files if len(files) > 1 else [WEIGHTS]
         for file, shard in zip(files, shards, strict=True):
@@ -115,10 +116,10 @@ def import_huggingface(
     ``family`` refers to a family that `families` does not name; ``tokenizer`` replaces the folder's tokenizer.json.
     Raises ``Failure``, before anything is written, if the folder's family is unknown or the folder is incomplete.
     """
-    folder = Path(folder)
+    folder, target = Path(folder), local_path(target)
     weights = HuggingFaceWeights(folder, vocabulary_multiple, sequence, family)
     config, path = weights.config, Path(tokenizer) if tokenizer else weights.tokenizer_path
-    with new_checkpoint(Path(target), config, path, folder) as writer:
+    with new_checkpoint(target, config, path, folder) as writer:
         for name, shape in config.parameter_shapes().items():
             writer.add(name, shape, "weight", None, weights.tensor(name))
             if advance:

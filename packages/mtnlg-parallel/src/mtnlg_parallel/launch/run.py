@@ -14,6 +14,7 @@ from mtnlg_data.engine.folder_lock import LOCK, FolderInUse, lock_folder
 from mtnlg_model.compare import differences
 from mtnlg_model.console import Failure, UsageFailure, error_line, error_status, progress, say
 from mtnlg_model.files import file_lines
+from mtnlg_model.local_paths import local_path
 from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
 from mtnlg_parallel.identity import changes
 from mtnlg_parallel.recipe import Recipe, RunOptions
@@ -31,7 +32,7 @@ from mtnlg_parallel.record.run_dir import (
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.rendezvous import HostedStore
 from mtnlg_parallel.statuses import STOP_SIGNALS, Exit, Failed, first_failure, take_failures, write_failure
-from mtnlg_parallel.training.samples import Data, open_data
+from mtnlg_parallel.training.samples import Data, open_data, with_tokenizer
 
 from . import slurm, supervise
 from .agent import check_ranks, die_with_parent, follow, rank_environment, ranks_here, record_signals, run_attempt
@@ -41,6 +42,7 @@ from .supervise import run_supervised, stopped_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mtnlg_data.stream import TokenStream
     from mtnlg_parallel.layout import Layout
     from mtnlg_parallel.recipe import Callback
     from mtnlg_parallel.record.trackers import Tracker
@@ -90,7 +92,7 @@ class TrainingRun(NamedTuple):
 
 def train(
     recipe: Path | str | Recipe,
-    data: Path | str | Data,
+    data: Path | str | TokenStream | Data,
     out: Path | str,
     *,
     callbacks: Sequence[Callback] = (),
@@ -104,9 +106,10 @@ def train(
 ) -> dict[str, Any] | None:
     """Train on this machine, one process per rank; returns summary.json, or None if the run was stopped.
 
-    ``data`` is the folder that ``mtnlg-data run`` made, or `Data` with any token streams. A callback gets each step's
-    figures on rank 0, and stops the run after a last checkpoint by returning True; a tracker logs them. With streams,
-    callbacks or trackers this process is a rank: the only one, or one of torchrun's.
+    ``data`` is the folder that ``mtnlg-data run`` made, a `TokenStream`, or `Data`: streams with their tokenizer. The
+    tokenizer of a bare stream names each token by its number. A callback gets each step's figures on rank 0, and stops
+    the run after a last checkpoint by returning True; a tracker logs them. With streams, callbacks or trackers this
+    process is a rank: the only one, or one of torchrun's.
 
     The run resumes from the newest checkpoint in ``out``, in any layout; without ``resume`` an earlier run there is
     deleted. If a rank fails, all ranks restart by the rules of `supervise.decide`. `statuses.STOP_SIGNALS` end the run
@@ -115,23 +118,26 @@ def train(
     cannot fit this machine (or ``cluster``), unless ``force``; ``Failure`` if a rank fails and is not restarted, or
     another run is active in ``out``.
     """
+    out = local_path(out)
     if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, data=None if isinstance(data, Data) else Path(data))
+        recipe = load_recipe(recipe, data=Path(data) if isinstance(data, str | os.PathLike) else None)
     options = options._replace(callbacks=[*options.callbacks, *callbacks], trackers=[*options.trackers, *trackers])
     if options.wandb is not None:
         check_wandb()
-    run = TrainingRun(recipe, data, Path(out), options, resume, cluster, force, max_restarts, elastic)
-    in_this_process = isinstance(data, Data) or options.callbacks or options.trackers
-    if in_this_process and read_environment().launcher == "none":
-        if (world := recipe.layout.world) > 1:
-            how = f"start this script by torchrun --nproc-per-node {world}, whose processes are the ranks"
-            raise UsageFailure(
-                f"streams, callbacks and trackers are this process's, and the layout has {world} ranks; {how}"
-            )
-        with _only_rank(recipe.layout):
+    in_this_process = not isinstance(data, str | os.PathLike) or options.callbacks or options.trackers
+    with ExitStack() as stack:
+        source = stack.enter_context(with_tokenizer(data))
+        run = TrainingRun(recipe, source, out, options, resume, cluster, force, max_restarts, elastic)
+        if in_this_process and read_environment().launcher == "none":
+            if (world := recipe.layout.world) > 1:
+                how = f"start this script by torchrun --nproc-per-node {world}, whose processes are the ranks"
+                raise UsageFailure(
+                    f"streams, callbacks and trackers are this process's, and the layout has {world} ranks; {how}"
+                )
+            stack.enter_context(_only_rank(recipe.layout))
             join(run)
-    else:
-        start(run)
+        else:
+            start(run)
     return read_summary(run.out) if (run.out / SUMMARY).exists() else None
 
 

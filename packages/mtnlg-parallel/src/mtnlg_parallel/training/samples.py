@@ -8,8 +8,10 @@ import queue
 import threading
 import time
 from bisect import bisect_right
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -19,6 +21,7 @@ from mtnlg_data.tokens.store import span_digest
 from mtnlg_model.checkpoint.manifest import file_checksum
 from mtnlg_model.checksums import cached_checksums
 from mtnlg_model.console import Failure, UsageFailure
+from mtnlg_model.files import write_json
 from mtnlg_parallel.engine.contract import MicroBatch
 from mtnlg_parallel.identity import DataFingerprint
 
@@ -175,6 +178,23 @@ class RunData(NamedTuple):
                 raise Failure(f"{files[0]}: damaged: its checksum is not that in blend.json; {again}")
 
 
+@contextmanager
+def with_tokenizer(data: Path | str | TokenStream | Data) -> Iterator[Path | str | Data]:
+    """Yield a bare stream as `Data` with a tokenizer of numbers, any other object as it is.
+
+    "3 14" is the tokens 3 and 14; the last token, which ends documents, is <|endoftext|>.
+    """
+    if isinstance(data, str | os.PathLike | Data) or not hasattr(data, "vocab_size"):
+        yield data  # type: ignore[misc]  # another object, which `open_data` refuses
+        return
+    words = [*map(str, range(data.vocab_size - 1)), "<|endoftext|>"]
+    model = {"type": "WordLevel", "vocab": {word: n for n, word in enumerate(words)}, "unk_token": words[0]}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "tokenizer.json")
+        write_json(path, {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model})
+        yield Data(data, path)
+
+
 def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
     """Open the data of a run: a data folder, or streams in which each sample is a function of its number.
 
@@ -198,7 +218,7 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
             place = str(Path(data) / "tokens")
             data = _open_folder(Path(place), sequence, needed, bool(train.validation_every))
         else:
-            hint = "give the folder that mtnlg-data run has made, or mtnlg_parallel.Data(stream, tokenizer)"
+            hint = "give the folder that mtnlg-data run has made, a TokenStream, or mtnlg_parallel.Data"
             raise UsageFailure(f"data is a {type(data).__name__}; {hint}")
         first = first or data
         if data.train.vocab_size > recipe.model.vocabulary:
