@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mtnlg_data.engine.folder_lock import LOCK, FolderInUse, lock_folder
@@ -32,7 +33,7 @@ from mtnlg_parallel.record.run_dir import (
 from mtnlg_parallel.record.trackers import check_wandb
 from mtnlg_parallel.rendezvous import HostedStore
 from mtnlg_parallel.statuses import STOP_SIGNALS, Exit, Failed, first_failure, take_failures, write_failure
-from mtnlg_parallel.training.samples import Data, open_data, with_tokenizer
+from mtnlg_parallel.training.samples import Data, open_data, with_number_tokenizer
 
 from . import slurm, supervise
 from .agent import check_ranks, die_with_parent, follow, rank_environment, ranks_here, record_signals, run_attempt
@@ -126,8 +127,9 @@ def train(
         check_wandb()
     in_this_process = not isinstance(data, str | os.PathLike) or options.callbacks or options.trackers
     with ExitStack() as stack:
-        source = stack.enter_context(with_tokenizer(data))
-        run = TrainingRun(recipe, source, out, options, resume, cluster, force, max_restarts, elastic)
+        if not isinstance(data, str | os.PathLike | Data):
+            data = with_number_tokenizer(data, Path(stack.enter_context(TemporaryDirectory())))
+        run = TrainingRun(recipe, data, out, options, resume, cluster, force, max_restarts, elastic)
         if in_this_process and read_environment().launcher == "none":
             if (world := recipe.layout.world) > 1:
                 how = f"start this script by torchrun --nproc-per-node {world}, whose processes are the ranks"
@@ -135,9 +137,7 @@ def train(
                     f"streams, callbacks and trackers are this process's, and the layout has {world} ranks; {how}"
                 )
             stack.enter_context(_only_rank(recipe.layout))
-            join(run)
-        else:
-            start(run)
+        start(run)
     return read_summary(run.out) if (run.out / SUMMARY).exists() else None
 
 

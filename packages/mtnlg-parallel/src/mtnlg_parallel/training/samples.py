@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import threading
 import time
 from bisect import bisect_right
-from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -178,21 +175,16 @@ class RunData(NamedTuple):
                 raise Failure(f"{files[0]}: damaged: its checksum is not that in blend.json; {again}")
 
 
-@contextmanager
-def with_tokenizer(data: Path | str | TokenStream | Data) -> Iterator[Path | str | Data]:
-    """Yield a bare stream as `Data` with a tokenizer of numbers, any other object as it is.
+def with_number_tokenizer(stream: TokenStream, folder: Path) -> Data:
+    """A stream with a tokenizer of numbers, written into ``folder``: "3 14" is the tokens 3 and 14.
 
-    "3 14" is the tokens 3 and 14; the last token, which ends documents, is <|endoftext|>.
+    The last token, which ends documents, is <|endoftext|>.
     """
-    if isinstance(data, str | os.PathLike | Data) or not hasattr(data, "vocab_size"):
-        yield data  # type: ignore[misc]  # another object, which `open_data` refuses
-        return
-    words = [*map(str, range(data.vocab_size - 1)), "<|endoftext|>"]
+    words = [*map(str, range(stream.vocab_size - 1)), "<|endoftext|>"]
     model = {"type": "WordLevel", "vocab": {word: n for n, word in enumerate(words)}, "unk_token": words[0]}
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "tokenizer.json")
-        write_json(path, {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model})
-        yield Data(data, path)
+    path = folder / "tokenizer.json"
+    write_json(path, {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model})
+    return Data(stream, path)
 
 
 def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
@@ -214,12 +206,9 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
             if len(data.train) < needed or data.train.seq_length != sequence:
                 has = f"{len(data.train)} samples of {data.train.seq_length} tokens"
                 raise UsageFailure(f"{place}: {has}; the recipe needs {needed} of {sequence} tokens")
-        elif isinstance(data, str | os.PathLike):
+        else:
             place = str(Path(data) / "tokens")
             data = _open_folder(Path(place), sequence, needed, bool(train.validation_every))
-        else:
-            hint = "give the folder that mtnlg-data run has made, a TokenStream, or mtnlg_parallel.Data"
-            raise UsageFailure(f"data is a {type(data).__name__}; {hint}")
         first = first or data
         if data.train.vocab_size > recipe.model.vocabulary:
             raise Failure(
