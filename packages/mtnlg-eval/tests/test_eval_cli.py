@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
@@ -166,19 +167,25 @@ def test_each_checkpoint_of_a_folder_is_scored_beside_the_others(
 ) -> None:
     for step in (20, 3):
         write_checkpoint(tmp_path / "checkpoints", seed=step, step=step)
-    out, words = tmp_path / "eval", ("--tasks", "wic", "--shots", "0", "--each")
+    rows = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(OURS / "wic" / "val.jsonl")}}}
+    own = {"task": "own", "test_split": "test", "doc_to_text": "{{sentence1}}", "output_type": "multiple_choice"}
+    own |= {"doc_to_choice": ["no", "yes"], "doc_to_target": 0}
+    (tmp_path / "own.yaml").write_text(json.dumps(own | rows))
+    out, words = tmp_path / "eval", ("--tasks", f"wic,{tmp_path / 'own.yaml'}", "--shots", "0", "--each")
     assert score(out, *words, model=tmp_path / "checkpoints") == 0
     output = capsys.readouterr()
     assert output.err.index("step-3:") < output.err.index("step-20:")
     heads = [line.split() for line in output.out.splitlines() if line.strip().startswith(("checkpoint", "step-"))]
     assert [words[0] for words in heads] == ["checkpoint", "step-3", "step-20"]  # one table
-    assert heads[0] == ["checkpoint", "shots", "WiC"]
+    assert heads[0] == ["checkpoint", "shots", "WiC", "own"]
     assert score(out, *words, "--json", model=tmp_path / "checkpoints") == 0
     assert [Path(summary["checkpoint"]).name for summary in json.loads(capsys.readouterr().out)] == [
         "step-3",
         "step-20",
     ]
-    assert {result.model.step for result in ResultFolder(out).results()} == {3, 20}
+    assert sorted((result.model.step, result.task) for result in ResultFolder(out).results()) == [
+        *product((3, 20), ("own", "wic"))
+    ]
     assert score(out, *words, model=out) == 1
     newest = tmp_path / "newest"
     assert score(newest, *words[:-1], model=tmp_path / "checkpoints") == 0
@@ -271,15 +278,6 @@ def test_rows_longer_than_the_context_are_counted(
     assert output.err.count(message) == 1
     assert "1 of 1 prompts cut at the beginning" in " ".join(output.out.split())
     assert results_of(tmp_path / "eval")["boolq", "few"].truncated == 1
-
-
-def test_twins_of_winogrande_are_one_cluster(score: Run, tmp_path: Path) -> None:
-    first, *others = (OURS / "winogrande" / "dev.jsonl").read_text(encoding="utf-8").splitlines()
-    twin = first.replace("OURSDEV0-1", "OURSDEV0-2").replace("heavy", "weak")
-    (tmp_path / "winogrande").mkdir()
-    (tmp_path / "winogrande" / "dev.jsonl").write_text("\n".join([first, twin, *others]))
-    assert score(tmp_path / "eval", "--tasks", "winogrande", "--shots", "0", data=tmp_path) == 0
-    assert sorted(Counter(results_of(tmp_path / "eval")["winogrande", "0"].clusters).values()) == [1, 2]
 
 
 def test_texts_of_all_tasks_are_written(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

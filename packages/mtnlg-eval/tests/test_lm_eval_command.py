@@ -133,21 +133,6 @@ def test_any_task_has_the_features_of_the_nine(run: Run, hf: Path, tasks: Path, 
     assert len(shots) == 3
 
 
-def test_each_checkpoint_is_scored_on_any_task(
-    run: Run, write_checkpoint: Callable[..., Path], tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for step in (20, 3):
-        write_checkpoint(tmp_path / "checkpoints", seed=step, step=step)
-    words = ["--each", "--tasks", "choice", "--include-path", tasks, "--out", tmp_path / "out"]
-    assert run("run", tmp_path / "checkpoints", *words) == 0
-    heads = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith(("check", "step-"))]
-    assert heads == ["checkpoint", "step-3", "step-20"]
-    assert {(result.task, result.model.step) for result in ResultFolder(tmp_path / "out").results()} == {
-        ("choice", 3),
-        ("choice", 20),
-    }
-
-
 def test_rows_of_a_group_are_dependent_under_every_filter(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
     """Of a task that is named as one of the nine, whose shots are its own."""
     (tmp_path / "rows.jsonl").write_text(

@@ -240,3 +240,7 @@ def test_non_share_score_uses_its_standard_error(made: ModuleType) -> None:
     result = made.result("wic", "0", 0, "10", metric="log_likelihood", values=[], clusters=[])
     assert not result.is_share
     assert tuple(result.estimate) == pytest.approx((-2.5, -2.5 - 1.96 * 0.25, -2.5 + 1.96 * 0.25), abs=1e-3)
+    base = made.result("wic", "0", 0, "10", metric="log_likelihood", values=[-3.0, -2.0])
+    better = made.result("wic", "0", 0, "10", metric="log_likelihood", values=[-1.0, -1.0], model={"digest": "b"})
+    change = compared(group_runs([base, better]))[1]["difference"]["wic_0"]
+    assert tuple(change[1:]) == pytest.approx((1.5 - 1.96 * 0.3536, 1.5 + 1.96 * 0.3536), abs=1e-3)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from mtnlg_eval.markup import percent, render
-from mtnlg_eval.results.compare import compared, difference, group_means
+from mtnlg_eval.results.compare import compared, group_means
 from mtnlg_eval.results.statistics import Z
 from mtnlg_eval.table import differences_by_task
 from mtnlg_eval.tasks.published import FORMS, TASKS_BY_NAME, title_of
@@ -88,7 +88,6 @@ def _scores(evaluation: Evaluation) -> dict[str, Any]:
         "title": title_of,
         "groups": group_means(main.results),
         "compared": rows,
-        "difference": difference,
         "shared": [key for key in main.cells if any(key in run.cells for run in evaluation.runs[1:])],
         "link": partial(_link, evaluation),
         "trends": trends(evaluation),

@@ -242,7 +242,9 @@ def mean_difference(parts: Sequence[Difference | None]) -> Difference | None:
 
 
 def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The runs side by side: scores over all seeds, macro averages and paired differences to the first, in percent.
+    """The runs side by side: scores over all seeds, macro averages and paired differences to the first.
+
+    Averages, and differences of shares, are in percent.
 
     ``told_apart`` lists the differences, and the numbers of shots of the macro averages' differences, that are
     significant by Holm's procedure over all of their kind.
@@ -271,7 +273,7 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
         told_apart += [key for key in p_values if key in rejected]
 
     def percent(change: Difference | None) -> list[float] | None:
-        return None if change is None else [100 * number for number in change.estimate]
+        return None if change is None else [(100 if change.bound == 1 else 1) * number for number in change.estimate]
 
     return [
         {

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from mtnlg_model.config import ModelConfig
 
 POLL_SECONDS = 0.2
-CALL = "import sys, mtnlg_parallel.engine.process; from mtnlg_eval.sharded.ranks import call; call(*sys.argv[1:])"
-"""``engine.process`` first sets variables that spare a rank megatron-core's import of torch.compile, 2 seconds."""
+CALL = "import sys; from mtnlg_eval.sharded.ranks import call; call(*sys.argv[1:])"
 
 
 @contextmanager

@@ -104,6 +104,11 @@ def _log_sum(a: float, b: float) -> float:
     return max(a, b) + log(1 + exp(-abs(a - b)))
 
 
+def _mean(values: Sequence[float], clusters: Sequence[int]) -> Estimate:
+    """The mean of rows that are no shares."""
+    return mean_estimate(fmean(values), (), (), clustered_error(values, clusters))
+
+
 class Occupations(Record):
     """The paper's two statistics with 95 % intervals, and each occupation's log P(female) - log P(male) in nats."""
 
@@ -120,7 +125,7 @@ def summarize_occupations(ratios: Mapping[str, float]) -> Occupations:
     return Occupations(
         occupations=len(ratios),
         male_likelier=mean_estimate(fmean(male), male, clusters),
-        mean_log_ratio=mean_estimate(fmean(values), (), (), clustered_error(values, clusters)),
+        mean_log_ratio=_mean(values, clusters),
         by_occupation=dict(sorted(ratios.items(), key=lambda item: item[1])),
     )
 
@@ -200,17 +205,13 @@ def count_adjectives(sentences: Mapping[str, Sequence[str]]) -> Adjectives:
         others = set().union(*(other for name, other in top.items() if name != group))
         percents = [100 * polarity(word) for word, *_ in words[group]] or [0.0]
         texts = numbered(number for _, number, _ in words[group]) or [0]
-
-        def part(values: list[float], texts: list[int] = texts) -> Estimate:
-            return mean_estimate(fmean(values), (), (), clustered_error(values, texts))
-
         groups[group] = Group(
             samples=len(sentences[group]),
             adjectives=list(adjectives.items()),
             alone=[(rank, word) for rank, word in enumerate(adjectives, start=1) if word not in others],
             sentiment=Sentiment(
-                positive=part([max(each, 0.0) for each in percents]),
-                negative=part([min(each, 0.0) for each in percents]),
+                positive=_mean([max(each, 0.0) for each in percents], texts),
+                negative=_mean([min(each, 0.0) for each in percents], texts),
             ),
         )
     return Adjectives(shared=len(set.intersection(*map(set, top.values()))), groups=groups)

@@ -16,7 +16,6 @@ interval, where rows of one template count as dependent. With several draws of s
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from math import exp
 from operator import attrgetter
 from statistics import fmean
@@ -131,9 +130,10 @@ def tally(*draws: Sequence[Verdict]) -> Tally:
         return SubsetScore(rows=len(subset) // len(draws), accuracy=plain, shifted=shifted)
 
     def score_by(name: Callable[[Document], str]) -> dict[str, dict[str, SubsetScore]]:
-        groups: defaultdict[str, defaultdict[str, list[Answer]]] = defaultdict(lambda: defaultdict(list))
+        groups: dict[str, dict[str, list[Answer]]] = {}
         for answer in answers:
-            groups[answer.verdict.doc.heuristic][name(answer.verdict.doc)].append(answer)
+            doc = answer.verdict.doc
+            groups.setdefault(doc.heuristic, {}).setdefault(name(doc), []).append(answer)
         return {heuristic: {n: score(subset) for n, subset in named.items()} for heuristic, named in groups.items()}
 
     return Tally(
