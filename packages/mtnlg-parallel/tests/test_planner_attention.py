@@ -3,12 +3,17 @@
 from typing import Any
 
 import pytest
+import torch
 from test_planner_step import changed
+from torch import Tensor
 
+from mtnlg_model import functional
 from mtnlg_model.config import ModelConfig
 from mtnlg_parallel.layout import Layout
+from mtnlg_parallel.model.ring_attention import Rule, part_of
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.costs import layer as layer_cost
+from mtnlg_parallel.planner.costs.activations import core_bytes
 from mtnlg_parallel.planner.costs.attention import TILE_BYTES, attention
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import load_software
@@ -132,6 +137,7 @@ def test_windows_shorten_what_is_recomputed() -> None:
         ({"attention_softcap": 30.0}, 1.0),
         ({"by_layer": [{"window": 512}, {}]}, 0.5),
         ({"by_layer": [{"window": 4096}, {}]}, 0.0),
+        ({"by_layer": [{"window": 128}]}, 0.8),
     ],
     ids=str,
 )
@@ -146,3 +152,42 @@ def test_our_ring_computes_some_attention_by_products_in_fp32(settings: dict[str
         assert (apart.products > 1.5 * flash.products) is (share > 0)
     held = [memory(run)[0].recomputed for run in runs]
     assert held[1] - held[0] == pytest.approx(TILE_BYTES if share else 0, rel=0.01)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 100, 129, 257, 300, 1000, 2000, 4096])
+def test_planned_parts_of_our_ring_are_those_it_computes(window: int | None) -> None:
+    """Of the rank that computes most by products, in squares of a rank's tokens."""
+    model = SMALL.model_copy(update={"by_layer": [{"window": window}]})
+
+    def squares(rank: int) -> tuple[float, float]:
+        found = {True: 0.0, False: 0.0}
+        for other in range(8):
+            if part := part_of(rank, other, 8, model.sequence, Rule(1.0, window)):
+                rows, columns = map(len, part.places(torch.device("cpu")))
+                is_flash_diagonal = part.is_plain and rank == other  # of which it computes half
+                found[part.is_plain] += rows * columns / 256**2 / (1 + is_flash_diagonal)
+        return found[False], found[True]
+
+    assert Run(model, Layout(cp=8), 1).ring_parts == max(map(squares, range(8)))
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_planned_scores_with_a_soft_cap_are_those_it_keeps(window: int | None) -> None:
+    sizes = {"sequence": 1024, "heads": 8, "attention_softcap": 5.0}
+    model = SMALL.model_copy(update={**sizes, "by_layer": [{"window": window}]})
+    kept: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        if x.shape[-1] >= 128:  # scores, not q, k and v
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    q, k, v = torch.randn(3, 1, 8, 1024, 16, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = functional.attention(q, k, v, None, 0.2, 0.0, window, 5.0)
+    run = Run(model, Layout(), 1)
+    assert sum(kept.values()) == pytest.approx(core_bytes(run), rel=0.03)
+    assert memory(run._replace(recompute="selective"))[0].recomputed == core_bytes(run)
+    flash = run._replace(model=model.model_copy(update={"attention_softcap": None}))
+    assert attention(run, False).memory > attention(flash, False).memory
+    del out

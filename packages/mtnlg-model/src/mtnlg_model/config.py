@@ -49,6 +49,10 @@ ALIBI_COLUMNS: Final = 8
 """Values that ALiBi adds to each head: four are used, and kernels need head sizes that are multiples of 8."""
 
 
+WINDOW_BLOCK: Final = 128
+"""Queries with a window that attend together, to the keys of all their windows, where no kernel takes windows."""
+
+
 class Llama3Scaling(Settings):
     """Llama 3.1's stretching of rotary wavelengths beyond those of the first training (Grattafiori et al. 2024, 3.4.2).
 

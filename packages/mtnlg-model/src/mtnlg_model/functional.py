@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import alibi
+from .config import WINDOW_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,9 +41,6 @@ TABLE_ROWS = 8192
 
 MAX_FLASH_HEAD = 256
 """Largest head size of flash attention; head sizes must be multiples of 8."""
-
-BLOCK = 128
-"""Queries with a window that attend together, to the keys of all their windows."""
 
 
 def layer_norm(x_H: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
@@ -199,12 +197,12 @@ def _windowed(  # noqa: PLR0917  (as `attention`)
         return flash_varlen(q, k, v, (None, None), (s, t), scale, rate, window).transpose(1, 2)
     if torch.compiler.is_compiling():  # one graph for all lengths
         return attention(q_BNSD, k_BGTD, v_BGTD, causal_mask(s, t, q_BNSD.device), scale, rate, window, cap)
-    band = causal_mask(BLOCK, BLOCK + window - 1, q_BNSD.device).triu()
+    band = causal_mask(WINDOW_BLOCK, WINDOW_BLOCK + window - 1, q_BNSD.device).triu()
     if cap is None:  # PyTorch makes this of a boolean mask, and would keep one for each block
         band = torch.zeros_like(band, dtype=q_BNSD.dtype).masked_fill_(~band, -torch.inf)
     sliced, outs = [_Sliced(x) for x in (q_BNSD, k_BGTD, v_BGTD)], []
-    for start in range(0, s, BLOCK):
-        end, before = min(start + BLOCK, s), min(t - s + start, window - 1)
+    for start in range(0, s, WINDOW_BLOCK):
+        end, before = min(start + WINDOW_BLOCK, s), min(t - s + start, window - 1)
         keys = slice(t - s + start - before, t - s + end)
         q, k, v = (x[part] for x, part in zip(sliced, (slice(start, end), keys, keys), strict=True))
         mask = band[: end - start, window - 1 - before : window - 1 + end - start]

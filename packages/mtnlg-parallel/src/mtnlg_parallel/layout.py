@@ -321,6 +321,17 @@ def forward_pieces(tp: int, tokens: int) -> int:
     return max(min(tp // 2, tokens // PIECE_TOKENS), 1)
 
 
+def ring_window(window: int | None, rank: int, other: int, cp: int, sequence: int) -> int | None:
+    """What a ``window`` leaves of the pairs of ``rank``'s queries and the keys of ``other``, of ``cp`` ranks.
+
+    None if all are within it, 0 if none is; rank r has chunks r and 2 cp - 1 - r of the sequence (`ring_attention`).
+    """
+    chunk = sequence // (2 * cp)
+    if window is None or window >= sequence - (rank + other) * chunk:  # the greatest distance, and 1
+        return None
+    return 0 if rank != other and (abs(rank - other) - 1) * chunk + 1 >= window else window
+
+
 def head_chunk(tokens: int, hidden: int, width: int) -> int:
     """Tokens per chunk of the head, if a rank has ``width`` tokens of the vocabulary; there are at least two chunks.
 

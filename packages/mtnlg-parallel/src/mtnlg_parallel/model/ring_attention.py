@@ -34,6 +34,7 @@ from torch.autograd.function import once_differentiable
 from mtnlg_model.alibi import Bf16Slope
 from mtnlg_model.functional import Documents, has_flash
 from mtnlg_model.rotary import text_lengths
+from mtnlg_parallel.layout import ring_window
 from mtnlg_parallel.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -137,14 +138,12 @@ class Part(NamedTuple):
 def part_of(rank: int, other: int, ranks: int, sequence: int, rule: Rule) -> Part | None:
     """What the queries of ``rank`` see of the keys of rank ``other``; None if nothing is within the window."""
     chunk, whole = sequence // (2 * ranks), slice(None)
-    if rule.window is not None:
-        if rank != other and (abs(rank - other) - 1) * chunk + 1 >= rule.window:
-            return None
-        if rule.window >= sequence - (rank + other) * chunk:  # the greatest distance, and 1
-            rule = rule._replace(window=None)
+    window = ring_window(rule.window, rank, other, ranks, sequence)
+    if window == 0:
+        return None
     queries, keys = slice(chunk, None) if rank < other else whole, slice(chunk) if rank > other else whole
     begins = None if rule.begins is None else rule.begins[:, queries]
-    return Part(rank, other, ranks, sequence, queries, keys, rule._replace(begins=begins))
+    return Part(rank, other, ranks, sequence, queries, keys, rule._replace(window=window, begins=begins))
 
 
 class _RingAttention(Function):

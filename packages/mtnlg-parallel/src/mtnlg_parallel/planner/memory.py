@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mtnlg_parallel.layout import head_chunk
 from mtnlg_parallel.schedules.schedule import PASSES_ON_DEVICE
 
-from .costs.activations import layer_bytes
+from .costs.activations import core_bytes, layer_bytes
 from .costs.attention import ring_bytes
 from .costs.layer import sums_apart
 from .programs import ENGINES
@@ -221,7 +221,7 @@ def _recomputed_bytes(run: Run) -> float:
         return layer_bytes(run, "none") + gathered
     if run.recompute == "operators":
         return layer_bytes(run, "none") - layer_bytes(run, "operators")
-    return 0.0
+    return core_bytes(run) if run.recompute == "selective" else 0.0
 
 
 def _logit_bytes(run: Run, recomputed: float) -> float:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from mtnlg_model.config import ModelConfig
+from mtnlg_model.config import WINDOW_BLOCK, ModelConfig
 from mtnlg_model.console import UsageFailure
-from mtnlg_parallel.layout import Layout, Recompute, eight_bit_error, layout_error
+from mtnlg_parallel.layout import Layout, Recompute, eight_bit_error, layout_error, ring_window
 from mtnlg_parallel.schedules import DEFAULT, load_schedule, schedule_error, schedule_of
 
 from .cluster import Cluster, load_cluster
@@ -163,11 +163,33 @@ class Run(NamedTuple):
         return min(self.document or inf, self.model.sequence)
 
     @property
-    def apart_in_ring(self) -> float:
-        """Share of the layers whose attention this package's ring computes by products in fp32 (`ring_attention`)."""
+    def scores_written(self) -> tuple[float, float]:
+        """(Scores per query that are written to memory, blocks of queries), means over the layers; 0 scores with flash.
+
+        This package has no flash attention with a soft cap; it computes windows by blocks, and documents one by one.
+        """
         model = self.model
+        if not self.software.flash_attention:
+            return float(model.sequence), 1.0
+        if not self.is_ours or model.attention_softcap is None or self.layout.cp > 1:
+            return 0.0, 0.0
+        keys, blocks = self._means(lambda window: _blocks(self.row, window))
+        return keys, blocks * model.sequence / self.row
+
+    @property
+    def ring_parts(self) -> tuple[float, float]:
+        """What the busiest rank of this package's ring computes (`_ring_parts`), means over the layers."""
+        model, cp = self.model, self.layout.cp
         every = self.document is not None or model.attention_softcap is not None or model.positions.startswith("alibi")
-        return model.mean_of_layers(lambda layer: every or (layer.window or model.sequence) < model.sequence)
+        return self._means(lambda window: _ring_parts(window, every, cp, model.sequence))
+
+    def _means(self, figures: Callable[[int | None], tuple[float, float]]) -> tuple[float, float]:
+        """Means over the layers of two figures of a layer's window."""
+
+        def mean(n: int) -> float:
+            return self.model.mean_of_layers(lambda layer: figures(layer.window)[n])
+
+        return mean(0), mean(1)
 
     @property
     def model_flops(self) -> float:
@@ -413,3 +435,26 @@ def _attended(row: float, window: int | None) -> float:
     """Share of the (query, key) pairs of a causal row that are within a window."""
     width = min(window or row, row)
     return width * (2 * row - width + 1) / (row * (row + 1))
+
+
+def _blocks(row: float, window: int | None) -> tuple[float, float]:
+    """(Keys per query of a row, blocks of queries) where attention is computed block by block for windows."""
+    if (window or row) >= row:
+        return row, 1.0
+    return min(_attended(row, window) * (row + 1) / 2 + WINDOW_BLOCK, row), row / WINDOW_BLOCK
+
+
+@cache
+def _ring_parts(window: int | None, every: bool, cp: int, sequence: int) -> tuple[float, float]:
+    """Squares of sequence / cp queries and keys that the busiest of a ring's ranks computes: (by products, by flash).
+
+    Products in fp32 take no part outside the window, and parts with pairs outside it, or ``every`` part; those of a
+    rank's own keys whole, where flash attention takes what the causal mask leaves. Of others' keys it is half a square.
+    """
+
+    def parts(rank: int) -> tuple[float, float]:
+        windows = [ring_window(window, rank, other, cp, sequence) for other in range(cp)]
+        products = [every or each is not None for each in windows if each != 0]
+        return (sum(products) + (every or windows[rank] is not None)) / 2, (len(products) - sum(products)) / 2
+
+    return max(map(parts, range(cp)))

@@ -36,8 +36,17 @@ def layer_bytes(run: Run, recompute: str) -> float:
     if run.product_width <= 1 and not run.software.eager:  # what a product reads; of attention, unless recomputed, also
         kept -= 2 * repeated  # its own result
         sliced += (-attention if recompute == "selective" else attention) - model.ffn
-    core = 0.0
-    if recompute != "selective" and not run.software.flash_attention:
-        core = (5 if model.attention_dropout else 4) * run.micro_batch * model.heads * model.sequence**2 / t
-    whole = scale * (kept + sliced * tokens / t + core)
+    core = 0.0 if recompute == "selective" else core_bytes(run)
+    whole = scale * (kept + sliced * tokens / t) + core
     return (whole + 2 * scale * repeated) / 2 if recompute == "alternate" else whole
+
+
+def core_bytes(run: Run) -> float:
+    """Bytes of scores that one layer's attention keeps of one micro-batch.
+
+    The softmax and its dropped result, 2 bytes each, and dropout's mask; with a soft cap tanh and fp32 softmax as well.
+    """
+    model, (keys, _) = run.model, run.scores_written
+    size = 8 if run.software.flash_attention else 2 * run.width
+    scores = run.micro_batch * model.heads * model.sequence * keys / run.layout.tp
+    return (size + bool(model.attention_dropout)) * scores

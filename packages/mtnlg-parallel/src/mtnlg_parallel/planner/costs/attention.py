@@ -12,7 +12,8 @@ GB200, up to rows of 32,768, 1,154 to 1,503 (1,167 to 1,409).
 With context parallelism a rank has s / cp queries of every sequence, and keys and values pass around the ring during
 attention: once in forward, and once more with their gradients in backward. This package sends the gradients in fp32,
 merges blocks as PyTorch's operations do, and has flash attention of no kernel made for the GPU's generation there; with
-windows, documents, soft caps and ALiBi it computes blocks by products in fp32 (`ring_attention`).
+windows, documents, soft caps and ALiBi it computes blocks by products in fp32 (`ring_attention`). Without the ring it
+writes scores only if they have a soft cap.
 """
 
 from __future__ import annotations
@@ -40,6 +41,16 @@ DROPOUT_SHARE: Final = (0.86, 0.68)
 """Relative rate with dropout, of FlashAttention-2 and of kernels made for the GPU's generation: measured on an H200 at
 heads of 128 and rows of 4,096 to 32,768."""
 
+FUSED_BYTES: Final = (4, 6)
+"""Memory traffic in bytes per 16-bit score of a fused softmax, forward and backward; dropout has 5 more."""
+
+APART_BYTES: Final = (28, 26)
+"""The same by separate operations: scale, mask, cast, softmax in fp32, cast; two casts, product, sum, mask, scale."""
+
+CAPPED_BYTES: Final = (32, 38)
+"""The same of `functional.attention` with a soft cap: scale, quotient, tanh, product and mask (4 each), softmax in fp32
+(6), cast (6); in backward cast (6), softmax (10), tanh (6), and the other four again."""
+
 MERGE_BYTES: Final = (41, 58)
 """Memory traffic, in bytes per element, to merge a block of the ring in fp32 by separate operations: forward, backward.
 
@@ -61,22 +72,19 @@ TILE_BYTES: Final = 3 * 4 << 26
 
 def attention(run: Run, backward: bool) -> Cost:
     """Cost of the attention core: scores, softmax, dropout, context."""
-    if run.software.flash_attention:
+    keys, blocks = run.scores_written
+    if not keys:
         return _flash(run, backward)
-    model = run.model
+    model, width = run.model, round(keys)
     s, d, batch = model.sequence, model.core_head_size, run.micro_batch * model.heads // run.layout.tp
-    shapes = ((s, d, s), (s, s, d), (s, d, s), (s, d, s)) if backward else ((s, s, d), (s, d, s))
+    shapes = [(s, width, d), (s, d, width)] + [(width, d, s)] * 2 * backward
     products = sum(gemm_seconds(run.cluster, *each, batch=batch, width=run.width) for each in shapes)
-    fused = run.software.fused_kernels
-    long = 2 if s > LONG_ROW else 1
-    scores = batch * s * s * run.width / 2
+    fused = run.software.fused_kernels and not run.software.flash_attention
+    moved = (FUSED_BYTES if fused else CAPPED_BYTES if run.software.flash_attention else APART_BYTES)[backward]
+    moved *= 2 if fused and s > LONG_ROW else 1
     dropout = 5 if model.attention_dropout else 0
-    if backward:  # Dropout (5), softmax (6; apart: two casts, product and sum in fp32, mask, scale: 26).
-        moved = dropout + (6 * long if fused else 26)
-        return Cost(products, memory_seconds(run, moved * scores, 6), launches=9 if fused else 14)
-    # Softmax (4; as separate operations: scale, mask, cast, softmax in fp32, cast: 28), dropout (5).
-    moved = dropout + (4 * long if fused else 28)
-    return Cost(products, memory_seconds(run, moved * scores, 4), launches=9 if fused else 16)
+    memory = memory_seconds(run, (moved + dropout) * batch * s * keys * run.width / 2, 6 if backward else 4)
+    return Cost(products, memory, launches=blocks * (9 if fused else 14 if backward else 16))
 
 
 def _flash(run: Run, backward: bool) -> Cost:
@@ -84,8 +92,9 @@ def _flash(run: Run, backward: bool) -> Cost:
     s, d = model.sequence, model.core_head_size
     row = run.row / run.layout.cp
     operations = 2 * run.micro_batch * s * row * d * model.heads / run.layout.tp  # half: what the causal mask leaves
-    operations *= run.attended
     ring_of_ours = run.is_ours and run.layout.cp > 1
+    products, flash = run.ring_parts
+    operations *= flash * 2 / run.layout.cp if ring_of_ours else run.attended
     native = run.software.native_attention and d <= NATIVE_HEAD and not ring_of_ours
     peak_share = measured.native_flash if native else measured.flash
     rate = (
@@ -104,7 +113,7 @@ def _flash(run: Run, backward: bool) -> Cost:
     if run.layout.cp == 1:
         return cost
     if ring_of_ours:
-        cost = cost * (1 - run.apart_in_ring) + _apart(run, backward) * run.apart_in_ring
+        cost += _apart(run, backward) * products
     ring = network.ring(run, run.layout.cp, run.layout.tp)
     heads = model.heads if run.software.eager else model.kv_heads
     keys_and_values = 2 * run.width * run.micro_batch * s * max(heads / run.layout.tp, 1) * d
@@ -115,12 +124,12 @@ def _flash(run: Run, backward: bool) -> Cost:
 
 
 def _apart(run: Run, backward: bool) -> Cost:
-    """Cost of all blocks of our ring by products in fp32: of a rank's own keys, and of half of every other rank's."""
+    """Cost of as many queries and keys of our ring as a rank has, by products in fp32."""
     s, heads, products = run.model.sequence // run.layout.cp, run.model.heads // run.layout.tp, 5 if backward else 2
     batch = run.micro_batch * heads
     seconds = products * gemm_seconds(run.cluster, s, s, run.model.core_head_size, batch=batch, width=4)
     memory = memory_seconds(run, SCORE_BYTES[backward] * batch * s * s, SCORE_KERNELS)
-    return Cost(seconds, memory, launches=SCORE_KERNELS + products) * ((run.layout.cp + 1) / 2)
+    return Cost(seconds, memory, launches=SCORE_KERNELS + products)
 
 
 def ring_bytes(run: Run) -> float:
@@ -128,7 +137,7 @@ def ring_bytes(run: Run) -> float:
     model = run.model
     queries = run.tokens * model.heads * model.head_size / run.layout.tp
     keys_and_values = 2 * run.tokens * max(model.kv_heads / run.layout.tp, 1) * model.head_size
-    return (2 * run.width + 12) * keys_and_values + 8 * queries + (TILE_BYTES if run.apart_in_ring else 0)
+    return (2 * run.width + 12) * keys_and_values + 8 * queries + (TILE_BYTES if run.ring_parts[0] else 0)
 
 
 def _merge_seconds(run: Run, backward: bool) -> float:
