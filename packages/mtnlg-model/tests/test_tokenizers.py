@@ -16,7 +16,7 @@ BEGINS = {
     "type": "TemplateProcessing",
     "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
     "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-    "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [299], "tokens": ["<|endoftext|>"]}},
+    "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [291], "tokens": ["<|endoftext|>"]}},
 }
 
 

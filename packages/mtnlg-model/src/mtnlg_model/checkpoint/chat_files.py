@@ -82,14 +82,14 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
 def read_chat_files(folder: Path) -> dict[str, bytes]:
     """Content of each of `CHAT_FILES` in the folder. Raises ``Failure`` for a link or a file above `MAX_BYTES`.
 
-    A missing generation_config.json has the end tokens of config.json, if that lists several.
+    A missing generation_config.json has the end tokens of config.json.
     """
     files = {
         name: read_small(own_file(folder, name), MAX_BYTES) for name in (*CHAT_FILES, MODEL) if (folder / name).exists()
     }
     with suppress(ValueError):  # which the reader of the model reports
         ends = _Tokens.model_validate_json(files.pop(MODEL, b"{}")).eos_token_id
-        if isinstance(ends, tuple):
+        if ends is not None:
             files.setdefault(GENERATION, json.dumps({"eos_token_id": ends}).encode())
     return files
 
