@@ -455,7 +455,7 @@ def test_a_family_is_found_by_name_entry_point_and_reference(monkeypatch: pytest
     assert from_config_json({**LLAMA, "model_type": "mine"}, "")[0] is mine
     assert list(references()) == [*sorted(OUR_FAMILIES), "mine"]
     preset("mine")
-    for wrong in ("none", "no.such.module:FAMILY", f"{tmp_path}/none.py:FAMILY", "json:loads", "json:none"):
+    for wrong in ("none", "no.such.module:FAMILY", f"{tmp_path}/none.py:FAMILY", "json:loads", "json:none", ":"):
         with pytest.raises(UsageFailure):
             load_family(wrong)
 

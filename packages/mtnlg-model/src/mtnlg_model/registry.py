@@ -29,7 +29,7 @@ def load_reference(reference: str, what: str) -> Any:  # noqa: ANN401  (any obje
     module, _, attribute = reference.rpartition(":")
     try:
         return getattr(_import(module), attribute)
-    except (ImportError, OSError, AttributeError) as error:
+    except Exception as error:  # a user's module raises anything
         raise UsageFailure(f"{what}: {error}") from error
 
 
