@@ -24,13 +24,17 @@ STEP = 32  # rows of a product, on one thread
 
 
 BLOOM = {"positions": "alibi", "embedding_norm": True}
-GPTJ = {"positions": "rotary", "parallel_residual": True, "shared_norm": True, "head_bias": True, "tied": False}
+GPTJ = {"positions": "rotary", "rotary_fraction": 0.5, "tied": False, "head_bias": True}
+GPTJ |= {"parallel_residual": True, "shared_norm": True}
 LLAMA = {"positions": "rotary", "kv_heads": 1, "norm": "rms", "mlp": "swiglu", "bias": False, "tied": False}
 GPT_NEO = {"by_layer": (LayerConfig(window=100), LayerConfig())}
+GEMMA = {**LLAMA, **GPT_NEO, "attention_softcap": 5.0, "sandwich_norm": True, "zero_centered_norm": True}
 
 
 @pytest.fixture(
-    scope="module", params=[{}, LLAMA, BLOOM, GPTJ, GPT_NEO], ids=["gpt", "llama", "bloom", "gptj", "gpt_neo"]
+    scope="module",
+    params=[{}, LLAMA, BLOOM, GPTJ, GPT_NEO, GEMMA],
+    ids=["gpt", "llama", "bloom", "gptj", "gpt_neo", "gemma"],
 )
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     """With heads of 64, whose sums over keys a BLAS cuts up, and a context of several blocks of keys."""

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from mtnlg_model.functional import attention, causal_mask, flash_varlen, has_flash
+from mtnlg_model.functional import attention, flash_varlen, has_flash
 from mtnlg_model.generation.sampling import to_device
 
 if TYPE_CHECKING:
@@ -151,25 +151,32 @@ class PackedAttention:
         return x_SND if self.places is None else x_SND.index_select(0, self.places)
 
     def _chunked(self, q_SND: Tensor, k_SND: Tensor, v_SND: Tensor, *figures: Any) -> Tensor:  # noqa: ANN401
-        """A call of `attention` per shape of chunks."""
-        batches, output_index = self._chunks
+        """A call of `attention` per shape of chunks, without the blocks of keys before all windows of a chunk."""
+        window = figures[2]
+        batches, output_index = self._windowed_chunks if window else self._chunks
         outputs = []
-        for batch in batches:
+        for queries, keys, mask in batches:
+            first = max(0, keys.shape[1] - BLOCK - window + 1) // BLOCK * BLOCK if window else 0
             q_GNsD, k_GNtD, v_GNtD = (
                 x.index_select(0, indices.flatten()).view(*indices.shape, *x.shape[1:]).transpose(1, 2)
-                for x, indices in ((q_SND, batch.queries), (k_SND, batch.keys), (v_SND, batch.keys))
+                for x, indices in ((q_SND, queries), (k_SND, keys[:, first:]), (v_SND, keys[:, first:]))
             )
-            mask = batch.mask
-            if mask is None and figures[2]:  # as in other batches: without a mask, blocks have fewer keys
-                mask = causal_mask(q_GNsD.shape[2], q_GNsD.shape[2])
-            outputs.append(attention(q_GNsD, k_GNtD, v_GNtD, mask, *figures).transpose(1, 2).flatten(0, 1))
+            part = mask if mask is None else mask[..., first:]
+            outputs.append(attention(q_GNsD, k_GNtD, v_GNtD, part, *figures).transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, output_index)
 
     @cached_property
+    def _windowed_chunks(self) -> tuple[list[_ChunkBatch], Tensor]:
+        return self._cut(may_be_causal=False)
+
+    @cached_property
     def _chunks(self) -> tuple[list[_ChunkBatch], Tensor]:
+        # Nobody has shown equal bits of a GPU's kernels.
+        return self._cut(may_be_causal=self.scored is None and self._paths.device.type == "cpu")
+
+    def _cut(self, *, may_be_causal: bool) -> tuple[list[_ChunkBatch], Tensor]:
         """Batches of chunks that answer at least ``places``, and the index of each result in their outputs."""
         paths, scored = self._paths, self.scored
-        may_be_causal = scored is None and paths.device.type == "cpu"  # of a GPU's kernels nobody has shown equal bits
         wanted = slice(None) if scored is None else scored
         is_wanted = np.zeros(paths.length, np.bool_)
         is_wanted[wanted] = True
@@ -230,12 +237,12 @@ def _chunk_masked(path: Indices, depths: Indices) -> Iterator[_Chunk]:
 
 
 def _batch_chunks(chunks: Sequence[_Chunk], device: torch.device) -> _ChunkBatch:
-    """Batch chunks of one shape; queries and keys are padded with the path's first token, which every query may see."""
+    """Batch chunks of one shape; queries are padded with the last one, keys with the path's first token."""
     depths = np.zeros((len(chunks), chunks[0].queries), np.int64)
     keys = np.repeat([[chunk.path[0]] for chunk in chunks], chunks[0].keys, 1)
     queries = np.empty_like(depths)
     for n, chunk in enumerate(chunks):
-        depths[n, : len(chunk.depths)] = chunk.depths
+        depths[n] = np.pad(chunk.depths, (0, chunk.queries - len(chunk.depths)), "edge")
         queries[n] = chunk.path[depths[n]]
         keys[n, : len(chunk.path)] = chunk.path[: chunk.keys]
     mask = None
