@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
+from test_decoder import KERNELS
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -27,6 +29,7 @@ from mtnlg_model.generation.sampling import Sampling, draw_tokens, probabilities
 from mtnlg_model.tokenizer import Tokenizer
 
 Build = Callable[[ModelConfig], Decoder]
+FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CONFIG = ModelConfig(layers=2, hidden=32, heads=4, sequence=40, vocabulary=101, init_std=0.2)
 
 
@@ -123,6 +126,18 @@ def test_long_prompt_does_not_shorten_other_completions(biased: Build, sampling:
     if sampling.temperature == 0:  # a row's random numbers are those of its place
         assert together == [generate(decoder, [prompt], 30)[0] for prompt in prompts]
     assert [len(new) for new in generate(decoder, prompts, 1000, sampling)] == [40, 5, 1, 38]
+
+
+def test_windows_of_unlike_prompts_take_less_work(biased: Build) -> None:
+    """To the same tokens as each prompt alone; the counter takes half of a mask as computed, too."""
+    prompts, work = [[8, 9, 10] * 20, [1, 2, 3] * 100], []
+    for by_layer in ([{"window": 20}], []):
+        decoder = biased(CONFIG.model_copy(update={"sequence": 400, "by_layer": by_layer}))
+        with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
+            together = generate(decoder, prompts, 3)
+        assert together == [generate(decoder, [prompt], 3)[0] for prompt in prompts]
+        work.append(counter.get_flop_counts()["Global"][FORWARD])
+    assert work[0] < 0.6 * work[1]
 
 
 def test_generation_disables_and_restores_dropout(biased: Build) -> None:

@@ -32,7 +32,7 @@ from . import alibi
 from .config import WINDOW_BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Mask: TypeAlias = "Tensor | Segments | None"
 
@@ -201,13 +201,18 @@ def _windowed(  # noqa: PLR0917  (as `attention`)
     if cap is None:  # PyTorch makes this of a boolean mask, and would keep one for each block
         band = torch.zeros_like(band, dtype=q_BNSD.dtype).masked_fill_(~band, -torch.inf)
     sliced, outs = [_Sliced(x) for x in (q_BNSD, k_BGTD, v_BGTD)], []
-    for start in range(0, s, WINDOW_BLOCK):
-        end, before = min(start + WINDOW_BLOCK, s), min(t - s + start, window - 1)
-        keys = slice(t - s + start - before, t - s + end)
-        q, k, v = (x[part] for x, part in zip(sliced, (slice(start, end), keys, keys), strict=True))
-        mask = band[: end - start, window - 1 - before : window - 1 + end - start]
-        outs.append(attention(q, k, v, mask, scale, rate, None, cap))
+    for queries, keys in window_blocks(s, t, window):
+        q, k, v = (x[part] for x, part in zip(sliced, (queries, keys, keys), strict=True))
+        end = window - 1 + q.shape[2]
+        outs.append(attention(q, k, v, band[: q.shape[2], end - k.shape[2] : end], scale, rate, None, cap))
     return torch.cat(outs, 2)
+
+
+def window_blocks(queries: int, keys: int, window: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, the last at the last key, and the keys in any of a block's windows."""
+    for start in range(0, queries, WINDOW_BLOCK):
+        end, place = min(start + WINDOW_BLOCK, queries), keys - queries + start
+        yield slice(start, end), slice(max(place - window + 1, 0), keys - queries + end)
 
 
 class _Sliced:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mtnlg_model.functional import window_blocks
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,7 +23,7 @@ class LayerCache:
     """
 
     def __init__(self, capacity: int, window: int | None = None) -> None:
-        self.capacity, self.length, self._window = capacity, 0, capacity if window is None else window
+        self.capacity, self.length, self.window = capacity, 0, capacity if window is None else window
         self._kept: list[Tensor] = []
 
     def append(self, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,12 +31,12 @@ class LayerCache:
         end = self.length + k_BNSD.shape[2]
         if end > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens, {end} were given; make it larger")
-        slides, both = self._window < self.capacity, (k_BNSD, v_BNSD)
+        slides, both = self.window < self.capacity, (k_BNSD, v_BNSD)
         if not self._kept:
             b, n, _, d = k_BNSD.shape
             self._kept = [x.new_empty(b, n, 0 if slides else self.capacity, d) for x in both]
         if slides:
-            first = max(0, self._kept[0].shape[2] - self._window + 1)
+            first = max(0, self._kept[0].shape[2] - self.window + 1)
             self._kept = [torch.cat((old[:, :, first:], x), dim=2) for old, x in zip(self._kept, both, strict=True)]
         else:
             for old, x in zip(self._kept, both, strict=True):
@@ -61,8 +63,13 @@ class CachedAttention:
     ) -> Tensor:
         """Append the step's keys and values to the cache, then attend over all of them."""
         keys, values = self.cache.append(k_BNSD, v_BNSD)
-        mask = None if self.mask is None else self.mask[..., -keys.shape[2] :]
-        return attention(q_BNSD, keys, values, mask, scale, rate)
+        s, t = q_BNSD.shape[2], keys.shape[2]
+        if self.mask is None:
+            return attention(q_BNSD, keys, values, None, scale, rate)
+        mask = self.mask[..., -t:]
+        blocks = window_blocks(s, t, self.cache.window) if self.cache.window < t else [(slice(s), slice(t))]
+        parts = ((q_BNSD[:, :, i], keys[:, :, j], values[:, :, j], mask[..., i, j]) for i, j in blocks)
+        return torch.cat([attention(*part, scale, rate) for part in parts], 2)
 
 
 class Cache:
