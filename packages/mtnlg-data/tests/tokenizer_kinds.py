@@ -1,16 +1,13 @@
 """Small tokenizers of the kinds in use, trained here, and texts that are hard to encode.
 
-``python tests/tokenizer_kinds.py [TEXTS]`` compares the ids of every kind with those of ``tokenizers`` over 10,000
-texts, of which one in a thousand has two million characters, and says how many differ.
+benchmarks/tokenizer_ids.py compares the ids of every kind with those of ``tokenizers`` over 10,000 texts.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -198,22 +195,3 @@ def differences(tokenizer: Tokenizer, folder: Path, texts: Sequence[str]) -> lis
         if not ends.isdisjoint(ids) or (ids != theirs and not spelled):
             different.append(text)
     return different
-
-
-def main(count: int) -> None:
-    """Compare all kinds; exit with 1 where any id differs."""
-    random = Random(0)
-    lengths = [random.randrange(300) for _ in range(9 * count // 10)]
-    lengths += [random.randrange(5000) for _ in range(count // 10 - count // 1000)] + [2_000_000] * (count // 1000)
-    texts = [odd_text(random, length) for length in lengths]
-    total = 0
-    for name in KINDS:
-        with TemporaryDirectory() as folder:
-            different = differences(train_kind(name), Path(folder), texts)
-        total += len(different)
-        print(f"{name}: {len(different)} of {len(texts)} texts differ")  # noqa: T201
-    sys.exit(total > 0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
