@@ -344,12 +344,6 @@ def test_killed_in_every_step_it_resumes_with_other_workers_and_engines(
     assert digests(out) == digests(run[0])
 
 
-def test_ray_workers_load_the_code_of_a_file(recipe: Path, run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    out = tmp_path / "data"
-    invoke("run", recipe, "--out", out, "--engine", "ray", "--workers", 2)
-    assert digests(out) == digests(run[0])
-
-
 def test_step_moved_or_left_out_leaves_nothing_that_is_read(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "data"
     for steps, folders in (

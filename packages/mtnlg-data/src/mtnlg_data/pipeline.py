@@ -149,11 +149,12 @@ class _Run:
     def check_other_folders(self) -> None:
         """Clear the former folder of a step that has moved, and say which step's output the recipe no longer makes."""
         for path in sorted({*self._out.iterdir()} - {folder.path for folder in self._folders}):
-            stage = record.stage if (record := read_record(path)) else ""
-            if stage in self._recipe.folders and path.name[3:] == stage:
-                StageFolder(path, stage, self._engine).clear()
-            elif stage and stage not in self._recipe.folders:
-                say(f"{path}: output of {stage}, which steps leaves out now: neither read nor updated")
+            if (record := read_record(path)) is None:
+                continue
+            if record.stage not in self._recipe.folders:
+                say(f"{path}: output of {record.stage}, which steps leaves out now: neither read nor updated")
+            elif path.name[3:] == record.stage:  # no copy by the user
+                StageFolder(path, record.stage, self._engine).clear()
 
 
 def _check_sources(extracted: Summary, recipe: Recipe) -> None:

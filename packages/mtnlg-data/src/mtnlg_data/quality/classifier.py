@@ -16,7 +16,7 @@ know.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -52,14 +52,7 @@ HINT = "quality.model must be a classifier.npy of another run or a fastText .bin
 FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 
 
-class Scorer(Protocol):
-    """Scores texts by quality."""
-
-    def scores(self, texts: Sequence[str]) -> Float64s:
-        """Probability of each text being good."""
-
-
-def open_scorer(path: Path, label: str) -> Scorer:
+def open_scorer(path: Path, label: str) -> FastTextScorer | Classifier:
     """Open a model file; ``label`` is the label of good texts in a fastText model. Raises ``Failure`` for others."""
     try:
         magic = read_beginning(path, len(FASTTEXT_MAGIC))
