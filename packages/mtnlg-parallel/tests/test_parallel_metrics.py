@@ -21,7 +21,7 @@ from mtnlg_model.families import PRESETS
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.record import trackers
-from mtnlg_parallel.record.history import read_events
+from mtnlg_parallel.record.history import StepSeconds, read_events
 from mtnlg_parallel.record.metrics import (
     TAIL_BYTES,
     Step,
@@ -79,9 +79,10 @@ def test_step_is_written_once_and_found_at_the_end(tmp_path: Path) -> None:
     step: Step = {**STEP}
     recorder.record(step)
     assert step == {**STEP, "goodput": 1.0}
-    assert last_step(tmp_path) == step
+    line = {**step, "totals": StepSeconds([step]).totals}
+    assert last_step(tmp_path) == line
     recorder.close(Progress(step=1, samples=0, tokens=64, loss=2.5, stream="", layout=Layout()))
-    assert list(read_steps(tmp_path)) == [step]
+    assert list(read_steps(tmp_path)) == [line]
     assert [event["event"] for event in read_events(tmp_path)] == ["stopped"]
     assert not (tmp_path / "summary.json").exists()
     assert tracker[0] == (

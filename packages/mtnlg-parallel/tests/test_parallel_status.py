@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,13 +15,14 @@ import typer
 from typer.testing import CliRunner
 
 from mtnlg_model.settings import dump
+from mtnlg_parallel.record.history import StepSeconds
 from mtnlg_parallel.record.metrics import FILE as METRICS
+from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import RECIPE, SUMMARY
-from mtnlg_parallel.record.status import status, status_command, status_lines
+from mtnlg_parallel.record.status import READ_BYTES, status, status_command, status_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 BEGAN = 1_750_000_000.0
 START = {"event": "start", "time": BEGAN, "layout": "tp=1,pp=1,dp=1", "host": "node-1", "job": "77"}
@@ -138,6 +140,29 @@ def test_restarts_are_listed_without_control_characters(tmp_path: Path) -> None:
     facts = json.loads(CliRunner().invoke(app, [str(out), "--json"]).stdout)
     assert facts["goodput"]["restarts"][0]["reason"] == "rank 1 \x1b[31mdied"
     assert facts["goodput"]["lost_steps"] == 24
+
+
+def test_status_of_a_long_run_reads_the_end_of_its_steps(tmp_path: Path) -> None:
+    """And says what all of them give."""
+    ended = [event("failed", 60, reason="a hang"), event("start", 70)]
+    events = [START, RESUMED, *ended, event("resumed", 80, step=20, lost_seconds=4.0)]
+    out = run_of(tmp_path, events, 20_000, 40_000)
+    whole, taken, lines = status(out, BEGAN), StepSeconds(), list[dict[str, Any]]()
+    for step in read_steps(out):
+        taken.add(step)
+        lines.append({**step, "totals": taken.totals})
+    small_runs.write_steps(out, lines)
+    small_runs.write_events(
+        out, [each | {"trained": 2.0 * each["step"]} if "step" in each else each for each in events]
+    )
+    os.utime(out / METRICS, (BEGAN + 40_000, BEGAN + 40_000))
+    before = bytes_read()
+    assert status(out, BEGAN) == whole
+    assert bytes_read() - before < 2 * READ_BYTES < (out / METRICS).stat().st_size / 4
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
 
 
 def test_the_status_needs_no_torch() -> None:

@@ -1,7 +1,7 @@
 """history.jsonl, one object per event of a run, and goodput, the share of wall time spent in steps that counted.
 
     start     rank 0 has started: layout, host, job
-    resumed   the ranks hold the state of a step, from disk or initial; steps and seconds lost
+    resumed   the ranks hold the state of a step, from disk or initial; seconds trained up to it, steps and seconds lost
     stopped   the run ended cleanly, complete or on a signal
     failed    the launcher saw the run end otherwise: reason, exit status, node
 
@@ -34,7 +34,7 @@ from mtnlg_model.files import file_lines, open_to_update
 from .metrics import read_steps, training_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from .metrics import Step
@@ -127,11 +127,18 @@ class Goodput:
         return {"share": self.share, "wall": self.wall, **asdict(self)}
 
 
-class StepSeconds:
-    """Cumulative seconds of a run's steps, number of skipped steps and the last of them, and last validation loss."""
+TOTALS = ("useful", "checkpoint", "validation", "skipped", "last_skip", "validation_loss")
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
-        self._steps, self._seconds = array("q"), array("d")
+
+class StepSeconds:
+    """Cumulative seconds of a run's steps, number of skipped steps and the last of them, and last validation loss.
+
+    The steps may be the last ones alone, if they have totals; ``trained`` then has the seconds up to earlier steps.
+    """
+
+    def __init__(self, steps: Iterable[Step] = (), trained: Mapping[int, float] = {}) -> None:
+        self._steps, self._seconds = array("q", sorted(trained)), array("d")
+        self._seconds.extend(trained[step] for step in self._steps)
         self.useful, self.checkpoint, self.validation = 0.0, 0.0, 0.0
         self.skipped = 0
         self.last_skip: Step | None = None
@@ -145,10 +152,19 @@ class StepSeconds:
         self.checkpoint += step.get("checkpoint_seconds", 0.0)
         self.validation += step.get("validation_seconds", 0.0)
         if "skipped" in step:
-            self.skipped, self.last_skip = self.skipped + 1, step
+            self.skipped += 1
+            self.last_skip = {"step": step["step"], "skipped": step["skipped"], "skip_reason": step["skip_reason"]}
         self.validation_loss = step.get("validation_loss", self.validation_loss)
-        self._steps.append(step["step"])
-        self._seconds.append(self.total)
+        for name in TOTALS if "totals" in step else ():
+            setattr(self, name, step["totals"][name])
+        if not self._steps or step["step"] > self._steps[-1]:
+            self._steps.append(step["step"])
+            self._seconds.append(self.total)
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """The figures of all steps."""
+        return {name: getattr(self, name) for name in TOTALS}
 
     @property
     def total(self) -> float:
@@ -187,14 +203,15 @@ class RunningGoodput:
     """Goodput of the run in ``out`` while it trains, from its files at the start and each step since."""
 
     def __init__(self, out: Path) -> None:
-        before = goodput(out)
-        self._useful, self._running = before.useful, before.wall - before.waiting
+        self.taken = StepSeconds(read_steps(out))
+        before = account(read_events(out), self.taken)
+        self._running = before.wall - before.waiting
 
     def after(self, step: Step) -> float:
         """Goodput once this step has ended."""
-        self._useful += training_seconds(step)
+        self.taken.add(step)
         self._running += step["seconds"]
-        return self._useful / self._running
+        return self.taken.useful / self._running
 
 
 class _Ledger:

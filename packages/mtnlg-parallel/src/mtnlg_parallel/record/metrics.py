@@ -47,6 +47,8 @@ class Step(TypedDict, total=False):
     it; the largest hidden state and the layer that output it; bytes of GPU memory, the maximum over ranks; the rank
     that worked longest on the step, and by how many seconds longer than the median of the others; ``slow_rank`` if it
     is the same rank again.
+
+    ``totals``: of all steps up to this one (`history.StepSeconds.totals`), so that a reader needs only the last lines.
     """
 
     step: int
@@ -82,6 +84,7 @@ class Step(TypedDict, total=False):
     slowest_rank: int
     slowest_by: float
     slow_rank: str
+    totals: dict[str, Any]
 
 
 def read_steps(out: Path) -> Iterator[Step]:
@@ -104,15 +107,20 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Step]:
                 yield step
 
 
-def last_step(out: Path) -> Step | None:
-    """The last step; None if there is none. Reads only the end of a long file."""
+def last_steps(out: Path, tail_bytes: int = TAIL_BYTES) -> list[Step]:
+    """The steps in the last bytes of a run's metrics.jsonl; if there are none, the last of all."""
     if not (out / FILE).exists():
-        return None
+        return []
     with open_regular(out / FILE) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - tail_bytes))
         *lines, _ = file.read().split(b"\n")
-    found = deque(_parsed(lines), maxlen=1) or deque(read_steps(out), maxlen=1)
-    return found[0] if found else None
+    return [*_parsed(lines)] or [*deque(read_steps(out), maxlen=1)]
+
+
+def last_step(out: Path) -> Step | None:
+    """The last step; None if there is none."""
+    *_, last = (None, *last_steps(out))
+    return last
 
 
 def truncate_after(out: Path, step: int) -> tuple[list[Step], list[Step]]:

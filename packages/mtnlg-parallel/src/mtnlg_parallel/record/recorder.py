@@ -36,7 +36,8 @@ class Recorder:
         """Add goodput to a step, append and log the step. Raises ``IoFailure`` if it cannot be written."""
         step["goodput"] = self._goodput.after(step)
         try:
-            self._file.write(json.dumps(step, allow_nan=False).encode() + b"\n")
+            line = {**step, "totals": self._goodput.taken.totals}
+            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             self._file.flush()
         except OSError as error:
             raise IoFailure(f"{self._path}: {error.strerror}; make room, and the same command resumes") from error

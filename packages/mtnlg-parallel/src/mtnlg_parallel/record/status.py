@@ -11,7 +11,6 @@ silent     the last step is too old: the run was killed entirely, is cut off, or
 from __future__ import annotations
 
 import time
-from collections import deque
 from datetime import datetime
 from pathlib import Path  # noqa: TC003  (typer reads the annotations)
 from signal import Signals
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from .metrics import Step
 
 RECENT_STEPS: Final = 100
+READ_BYTES: Final = 1 << 18
+"""Bytes of metrics.jsonl that are read: usually more than the recent steps."""
 QUIET_STEPS, QUIET_SECONDS = 3, 60.0
 """A run is silent after this many times its longest recent step, plus this many seconds."""
 MAX_RESTARTS_SHOWN = 10
@@ -67,10 +68,13 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
     """State and figures of the run in ``out``. Raises ``Failure`` if there is no run."""
     now = time.time() if now is None else now
     recipe = run_recipe(out)
-    events, seconds, recent = list(read_events(out)), StepSeconds(), deque[metrics.Step](maxlen=RECENT_STEPS)
-    for step in metrics.read_steps(out):
-        seconds.add(step)
-        recent.append(step)
+    events, steps = list(read_events(out)), metrics.last_steps(out, READ_BYTES)
+    resumed = [event for event in events if event["event"] == "resumed"]
+    if all("totals" in step for step in steps) and all("trained" in event for event in resumed):
+        seconds = StepSeconds(steps, {int(number(event, "step")): number(event, "trained") for event in resumed})
+    else:  # of an earlier version
+        seconds = StepSeconds(metrics.read_steps(out))
+    recent = steps[-RECENT_STEPS:]
     starts = [event for event in events if event["event"] == "start"]
     state, progress, end = _state(out, recipe, events, recent, now), _progress(recipe, recent), None
     if state.word == "running":  # at the pace of recent steps, including their checkpoints and validations

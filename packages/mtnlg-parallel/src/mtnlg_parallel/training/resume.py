@@ -84,8 +84,8 @@ def resume(  # noqa: PLR0917  (as Training)
             zero.restore(engine, zero.InitialWeights(lambda name, box: initial_value(model, name, seed, box)))
         wait_for_all(device)
     if distributed.get_rank() == 0:
-        lost = {key: choice[key] for key in ("lost_steps", "lost_seconds")}
-        history.append(out, "resumed", step=progress.step, source=source, corpus=data.corpus, **lost)
+        seconds = {key: choice[key] for key in ("trained", "lost_steps", "lost_seconds")}
+        history.append(out, "resumed", step=progress.step, source=source, corpus=data.corpus, **seconds)
     return Resumed(progress, steps)
 
 
@@ -116,6 +116,7 @@ def _choose(recipe: Recipe, data: RunData, out: Path) -> dict[str, Any]:
         "folder": folder,
         "manifest": raw.decode(),
         "history": guard.history(kept, recipe.guard_at(kept[-1]["samples"] if kept else 0)),
+        "trained": history.StepSeconds(kept).total,
         "lost_steps": len(lost),
         "lost_seconds": sum(line["seconds"] for line in lost),
     }
