@@ -61,11 +61,10 @@ def print_scores(summary: Mapping[str, Any]) -> None:
         rows.append([title + ("" if metric == "acc" else f", {metric}"), *cells, size])
     gaps = [gap["task"] for gap in summary["not_run"] if gap["task"] not in tasks]
     rows += [[title_of(task), *("not run" for _ in shots), ""] for task in gaps]
-    explained = " with 95 % interval; ±: error between draws of shots"
     differs = {task: {asked: score["differs"] for asked, score in scores.items()} for task, scores in tasks.items()}
     notes = [f"{title_of(task)}: {words}" for task, texts in differences_by_task(differs).items() for words in texts]
     heads = [count if brief else f"{count}-shot" for count in shots]
-    legend = f"{summary.get('name', 'scores')}, shares in percent{explained}"
+    legend = f"{summary.get('name', 'scores')}, shares in percent with 95 % interval; ±: error between draws of shots"
     print_table(Table(["task", *heads, "rows"], rows), "", [legend, *notes])
 
 

@@ -61,7 +61,7 @@ class DecoderShard:
         stage = stages(config, layout, "none")[self.place.pp]
         if self.place.pp == 0 != layout.pp - 1:  # which draws the tokens that it continues
             stage = stage._replace(parts=(*stage.parts, "head"))
-        self.layers, self.is_last = stage.layers, self.place.pp == layout.pp - 1
+        self.is_last = self.place.pp == layout.pp - 1
         self.modules = StageModules(stage, config, self.slicing, "none", device).to(dtype)
         self.modules.eval().requires_grad_(requires_grad=False)
         for local in self.modules.local_parameters():

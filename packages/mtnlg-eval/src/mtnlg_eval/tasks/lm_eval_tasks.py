@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 LM_EVAL = "lm_eval"
 """Style of the results of lm-eval's own tasks."""
 
-CLOZE = "_continuation"
-"""Suffix of lm-eval's name of the cloze form of a multiple-choice task."""
-
 
 @cache
 def lm_eval_manager(include_path: str | None, defaults: bool) -> TaskManager:
@@ -98,7 +95,7 @@ def load_lm_eval_tasks(
         if name not in manager.task_index:
             hint = did_you_mean(name, [*TASKS_BY_NAME, *manager.task_index])
             raise UsageFailure(f"--tasks: no task {name}; {hint}`lm-eval ls tasks` lists lm-eval's")
-        if (cloze := f"{name}{CLOZE}") in manager.task_index:
+        if (cloze := f"{name}_continuation") in manager.task_index:
             say(f"{name}: lm-eval has a cloze form, {cloze}; if scored too, the page shows both")
     reach_hub()
     try:
