@@ -169,8 +169,8 @@ def test_each_checkpoint_of_a_folder_is_scored_beside_the_others(
         write_checkpoint(tmp_path / "checkpoints", seed=step, step=step)
     rows = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(OURS / "wic" / "val.jsonl")}}}
     own = {"task": "own", "test_split": "test", "doc_to_text": "{{sentence1}}", "output_type": "multiple_choice"}
-    own |= {"doc_to_choice": ["no", "yes"], "doc_to_target": 0}
-    (tmp_path / "own.yaml").write_text(json.dumps(own | rows))
+    choices = {"doc_to_choice": ["no", "yes"], "doc_to_target": 0}
+    (tmp_path / "own.yaml").write_text(json.dumps({**own, **choices, **rows}))
     out, words = tmp_path / "eval", ("--tasks", f"wic,{tmp_path / 'own.yaml'}", "--shots", "0", "--each")
     assert score(out, *words, model=tmp_path / "checkpoints") == 0
     output = capsys.readouterr()
