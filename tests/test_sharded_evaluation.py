@@ -20,6 +20,7 @@ from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_parallel.conformance.cases import unlike_layers
 
 ROWS = Path(__file__).parents[1] / "packages" / "mtnlg-eval" / "tests" / "rows"
 EXACT = "tp=1,pp=2,dp=2"  # nothing is summed in another order
@@ -226,29 +227,16 @@ def test_every_stage_has_a_batch(layout: str, tokenizer: Path, tmp_path: Path) -
     assert sharded == (whole if "tp=1" in layout else pytest.approx(whole, abs=NATS))
 
 
-ROTARY: dict[str, object] = {"positions": "rotary", "layers": 2, "dropout": 0.0, "attention_dropout": 0.0}
-LLAMA = {**ROTARY, "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False, "ffn": 48, "kv_heads": 2}
-FAMILIES: dict[str, dict[str, object]] = {
-    "llama": LLAMA,
-    "qwen2-of-one-kv-head-and-padded": {
-        **LLAMA,
-        "qkv_bias": True,
-        "kv_heads": 1,
-        "tied": False,
-        "vocabulary": 640,
-        "vocabulary_padding": 128,
-    },
-    "pythia": {**ROTARY, "rotary_fraction": 0.25, "mlp": "gelu", "parallel_residual": True, "tied": False},
-    "bloom": {**ROTARY, "positions": "alibi", "embedding_norm": True},
-    "opt-350m": {**ROTARY, "positions": "learned", "by_layer": [{"norm_after": "sum"}]}
-    | {"final_norm": False, "embedding_size": 24},
-    "gpt-j": {**ROTARY, "parallel_residual": True, "shared_norm": True, "out_bias": False}
-    | {"tied": False, "head_bias": True, "vocabulary": 640, "vocabulary_padding": 128},
-}
+SIZES = {"layers": 2, "sequence": 192, "vocabulary": 640, "vocabulary_padding": 128}
+FAMILIES = [case.recipe.model for case in unlike_layers()]
 
 
 def test_other_families_match_one_process(tokenizer: Path, tmp_path: Path) -> None:
-    checkpoints = [save_random(tmp_path / name, tokenizer, **model) for name, model in FAMILIES.items()]
+    """Those that an engine's conformance is checked with."""
+    checkpoints = [
+        save_random(tmp_path / f"model-{number}", tokenizer, **(model.model_dump(mode="json") | SIZES))
+        for number, model in enumerate(FAMILIES)
+    ]
     by_layout = []
     for layout in ("", "tp=2,pp=1,dp=1"):
         folder = tmp_path / (layout or "whole")

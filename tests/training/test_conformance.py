@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mtnlg_model.config import GPT_FIELDS, LayerConfig, ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.conformance import Case, check, draw, drawn_cases, fixed_cases, matrix, run_cases
@@ -85,6 +86,15 @@ def test_rounding_that_is_small_by_chance_is_no_bound() -> None:
     figures = [figure for figure in check(case, "pipeline").figures if figure.what == "exp_avg_sq" and figure.step == 2]
     roundings = sorted(figure.rounding for figure in figures)
     assert roundings[0] == roundings[len(roundings) // 2 - 1] < roundings[-1]
+
+
+def test_draws_cover_every_setting_that_decoders_differ_in() -> None:
+    """A setting added later is missing here until it is drawn."""
+    models = [draw(SEED, number).recipe.model for number in range(100)]
+    found = {name for model in models for name in model.beyond_gpt}
+    layers = [layer.model_dump(mode="json") for model in models for layer in model.by_layer]
+    assert found >= ModelConfig.model_fields.keys() - set(GPT_FIELDS)
+    assert {name for layer in layers for name in layer} == LayerConfig.model_fields.keys()
 
 
 def test_draws_differ_and_repeat() -> None:

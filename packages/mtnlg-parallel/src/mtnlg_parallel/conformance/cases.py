@@ -9,16 +9,20 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 
+from mtnlg_model.config import LayerConfig, ModelConfig
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.schedules import DEFAULT, OURS, load_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from mtnlg_model.settings import Settings
 
 SCHEDULES: Final = {name: load_schedule(name) for name in OURS}
 TOKENS: Final = 64
@@ -88,51 +92,40 @@ def matrix() -> Iterator[Case]:
         cell = dict(zip(FACTORS, values, strict=True))
         if cell["tp"] == 1 and cell["sequence_parallel"]:
             continue
-        train = {
-            "schedule": cell["schedule"],
-            "chunks": SCHEDULES[cell["schedule"]].fewest_chunks,
-            "precision": cell["precision"],
-            "gradients": cell["gradients"],
-            "shard": cell["shard"],
-            "recompute": cell["recompute"],
-            "sequence_parallel": cell["sequence_parallel"],
-            "batch": 8,
-            "samples": 16,
-        }
+        names = ("schedule", "precision", "gradients", "shard", "recompute", "sequence_parallel")
+        train = {"chunks": SCHEDULES[cell["schedule"]].fewest_chunks, **{name: cell[name] for name in names}}
         model = {**TINY, "tied": cell["head"] == "tied", **FAMILIES[cell["family"]]}
         layout = {axis: cell[axis] for axis in ("tp", "pp", "dp")}
-        if recipe := _recipe(model, layout, train):
-            yield Case(" ".join(f"{key}={value}" for key, value in cell.items()), recipe)
+        with suppress(ValidationError):
+            yield Case(" ".join(f"{key}={value}" for key, value in cell.items()), _recipe(model, layout, train))
 
 
 def unlike_layers() -> Iterator[Case]:
-    """A decoder that mixes plain layers with layers that have windowed attention, no positions and norms on outputs;
-    one with the features of Gemma and Granite; and one each like OLMo, OLMo 2, StableLM 2, BLOOM, OPT 350M and GPT-J.
-    """
-    train = {"batch": 8, "samples": 16, "recompute": "selective", "sequence_parallel": True}
+    """Decoders like those of a family each, in what it has beyond a GPT, and one of unlike layers."""
     gemma = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
+    windows = {"by_layer": [{"window": 5}, {}], "logit_softcap": 3.0}
     factors = {"attention_scale": 0.2, "logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
     one_norm = {"positions": "rotary", "parallel_residual": True, "shared_norm": True, "out_bias": False}
+    rotary = {"positions": "rotary", "rotary_fraction": 0.5, "tied": False}
     kinds: dict[str, dict[str, Any]] = {
         "unlike layers": FAMILIES["llama"] | {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]},
-        "other layers": FAMILIES["llama"] | gemma | factors | {"logit_softcap": 3.0},
+        "gemma 2, granite": FAMILIES["llama"] | gemma | factors | windows,
+        "qwen 2": FAMILIES["llama"] | {"qkv_bias": True, "qk_norm": False, "kv_heads": 1, "tied": False},
         "olmo": FAMILIES["llama"] | {"norm": "layer-no-weight", "qkv_clip": 0.5},
         "olmo 2": FAMILIES["llama"] | {"by_layer": [{"norm_after": True}], "qk_norm": "full", "kv_heads": 1},
         "stablelm 2": FAMILIES["llama"] | one_norm | {"norm": "layer", "qk_norm": "by-head"},
         "bloom": FAMILIES["gpt"] | {"positions": "alibi", "embedding_norm": True},
         "opt 350m": FAMILIES["opt"],
-        "gpt-j": one_norm | {"head_bias": True, "tied": False},
+        "pythia": rotary | {"mlp": "gelu", "parallel_residual": True},
+        "gpt-j": rotary | one_norm | {"head_bias": True},
+        "phi": rotary | one_norm | {"head_bias": True, "out_bias": True},
     }
     for name, settings in kinds.items():
-        recipe = _recipe({**TINY, **settings}, {"tp": 2, "pp": 2}, train)
-        assert recipe  # noqa: S101  (a constant)
-        yield Case(name, recipe)
+        yield Case(name, _recipe({**TINY, **settings}, {"tp": 2, "pp": 2}, {"recompute": "selective"}))
 
 
 def tuning() -> Iterator[Case]:
     """Masked targets, with joined and with isolated documents, in each schedule and each kind of attention."""
-    model = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 24, "vocabulary": TOKENS, "init_std": 0.1}
-    train = {"batch": 8, "samples": 16, "sequence_parallel": True}
     gpt, llama, fp32 = FAMILIES["gpt"], FAMILIES["llama"] | {"kv_heads": 1}, {"precision": "fp32"}
     windows = {"by_layer": [{"window": 3}, {}], "attention_softcap": 5.0}
     kinds: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
@@ -144,14 +137,12 @@ def tuning() -> Iterator[Case]:
         (llama | windows, {"pp": 2, "dp": 2}, {"schedule": "interleaved", "chunks": 2}),
     ]
     for (family, layout, more), documents in itertools.product(kinds, ("joined", "isolated")):
-        recipe = _recipe(model | family, layout, train | more, documents)
-        assert recipe  # noqa: S101  (a constant)
+        recipe = _recipe({**TINY, "sequence": 24, **family}, layout, more, documents)
         yield Case(f"{documents} {recipe.layout} {more}", recipe, masked=True)
 
 
 def context() -> Iterator[Case]:
     """Ranks that share each sequence: with every other axis, kind of attention, recomputation and masked targets."""
-    train = {"batch": 8, "samples": 16}
     gpt, llama, fp32 = FAMILIES["gpt"], FAMILIES["llama"], {"precision": "fp32"}
     gemma = llama | {"by_layer": [{"window": 3}, {"window": 12}], "attention_softcap": 5.0, "tied": True}
     untied = {"tied": False}
@@ -178,17 +169,14 @@ def context() -> Iterator[Case]:
         (FAMILIES["opt"], {"cp": 2, "dp": 2}, {"shard": "parameters", **fp32}, "isolated"),
     ]
     for number, (family, layout, more, documents) in enumerate(kinds):
-        recipe = _recipe({**TINY, **family}, layout, train | more, documents)
-        assert recipe  # noqa: S101  (a constant)
+        recipe = _recipe({**TINY, **family}, layout, more, documents)
         yield Case(f"context {recipe.layout} {more}", recipe, number % 2, masked=documents == "isolated")
 
 
 def long_sum() -> Case:
     """256 bf16 micro-batches, whose gradients must not be summed in bf16: that would be too coarse."""
     model = {**TINY, "layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "tied": False}
-    recipe = _recipe(model, {}, {"batch": 256, "samples": 256, "recompute": "none"})
-    assert recipe  # noqa: S101  (a constant)
-    return Case("256 micro-batches", recipe)
+    return Case("256 micro-batches", _recipe(model, {}, {"batch": 256, "samples": 256, "recompute": "none"}))
 
 
 def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
@@ -206,31 +194,26 @@ def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
 def draw(seed: int, number: int, unsupported: Callable[[Recipe], str | None] = lambda _: None) -> Case:
     """Case ``number`` of a seed; redraws until the recipe is valid and not ``unsupported`` by the engine."""
     chance = random.Random(f"{seed}/{number}")
-    context_chance, shard_chance = (random.Random(f"{seed}/{number}/{what}") for what in ("context", "shard"))
     while True:
         layout, train = _draw_layout(chance)
-        documents = random.Random(f"{seed}/{number}/documents").choice(("joined", "joined", "isolated"))
-        model, cp = _draw_model(chance, layout, train), context_chance.choice((1, 1, 1, 2, 3, 4))
+        model, cp = _draw_model(chance, layout, train), chance.choice((1, 1, 1, 2, 3, 4))
         sharing = cp if layout.world * cp <= MOST_RANKS else 1
         if sharing > 1:
             unit = 2 * sharing * math.lcm(layout.tp, 16 if train["precision"] == "fp8" else 1)
             model |= {"attention_dropout": 0.0, "sequence": -(-model["sequence"] // unit) * unit}
-        recipe = _recipe(model, {**layout.model_dump(), "cp": sharing}, train, documents)
-        if recipe and not unsupported(recipe):
-            break
-    shard = shard_chance.choice(("state", "gradients", "parameters"))
-    sharded = recipe.model_copy(update={"train": recipe.train.model_copy(update={"shard": shard})})
-    if recipe.layout.pp == 1 and not unsupported(sharded):
-        recipe = sharded
-    if (pick := random.Random(f"{seed}/{number}/frozen")).random() < 1 / 3:
-        names = pick.sample([*recipe.model.parameter_shapes()], pick.randint(1, 8))
+        documents = chance.choice(("joined", "joined", "isolated"))
+        with suppress(ValidationError):
+            recipe = _recipe(model, {**layout.model_dump(), "cp": sharing}, train, documents)
+            if not unsupported(recipe):
+                break
+    if chance.random() < 1 / 3:
+        names = chance.sample([*recipe.model.parameter_shapes()], chance.randint(1, 8))
         frozen = recipe.model_copy(update={"train": recipe.train.model_copy(update={"frozen": tuple(names)})})
         recipe = recipe if unsupported(frozen) else frozen
     steps = len(Case("", recipe).steps)
     before = chance.choice((0, 0, *range(1, steps)))
     skipped = chance.randrange(before, steps) if steps - before > 1 and chance.random() < 0.2 else -1
-    masked = random.Random(f"{seed}/{number}/masked").random() < 1 / 3
-    return Case(f"--seed {seed} --first {number}", recipe, before, skipped, masked)
+    return Case(f"--seed {seed} --first {number}", recipe, before, skipped, masked=chance.random() < 1 / 3)
 
 
 def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
@@ -258,6 +241,7 @@ def _draw_layout(chance: random.Random) -> tuple[Layout, dict[str, Any]]:
         "offload_activations": chance.random() < 0.3,
         "precision": chance.choice(("fp32", "fp32", "bf16", "bf16", "fp8")),
         "gradients": chance.choice(("fp32", "fp32", "bf16")),
+        "shard": chance.choice(("state", "gradients", "parameters")) if layout.pp == 1 else "state",
         "lr": chance.choice((1e-3, 3e-3, 1e-2)),
         "warmup": chance.choice((0, batch)),
         "decay": 20 * batch,
@@ -275,46 +259,71 @@ def _draw_model(chance: random.Random, layout: Layout, train: Mapping[str, Any])
     head_size = unit * chance.choice((1, 2)) if unit > 1 else chance.choice((2, 4, 6, 8))
     kv_heads = chance.choice([n for n in range(1, heads + 1) if heads % n == 0])
     drops = chance.random() < 0.1
-    positions = chance.choice(("learned", "rotary"))
-    scaling = {"factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_sequence": 8}
     sequence = chance.choice((chance.randint(2, 20), chance.randint(2, 20), chance.randint(60, 150)))
     vocabulary = TOKENS + chance.choice((0, chance.randint(0, 70)))
     padding = -vocabulary % tp + tp * chance.choice((0, 0, 8, 80))
-    return {
+    hidden = unit * tp * chance.choice((1, 2) if unit > 1 else (8, 12, 16))
+    model = {
         "layers": layout.pp * train["chunks"] + chance.choice((0, 0, 1, 2)),
-        "hidden": unit * tp * chance.choice((1, 2) if unit > 1 else (8, 12, 16)),
+        "hidden": hidden,
         "heads": heads,
         "head_size": head_size,
         "kv_heads": kv_heads,
         "ffn": tp * unit * chance.choice((1, 2, 3)) * (1 if unit > 1 else chance.choice((5, 8))),
         "sequence": -(-sequence // (tp * unit)) * tp * unit,
         "vocabulary": vocabulary + padding,
-        "vocabulary_padding": padding if positions == "rotary" else 0,
+        "vocabulary_padding": chance.choice((0, padding)),
         "dropout": chance.choice((0.1, 0.3)) if drops else 0.0,
         "attention_dropout": chance.choice((0.0, 0.2)) if drops else 0.0,
         "init_std": 0.1,
-        "scale_attention_by_layer": chance.random() < 0.5,
-        "positions": positions,
-        "rotary_fraction": chance.choice((1.0, 1.0, 0.5)),
-        "rotary_base": chance.choice((10_000.0, 500_000.0)),
-        "rotary_scaling": chance.choice((None, scaling)),
-        "norm": chance.choice(("layer", "layer-no-bias", "rms")),
-        "mlp": chance.choice(("gelu-tanh", "gelu", "swiglu")),
-        "bias": chance.random() < 0.5,
-        "qkv_bias": chance.random() < 0.5,
-        "qk_norm": chance.random() < 0.3 and head_size > 4,  # norms of fewer are ill-conditioned
-        "parallel_residual": chance.random() < 0.25,
-        "tied": chance.random() < 0.5,
+        "positions": "rotary",
     }
+    llama3 = {"factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_sequence": 8}
+    numbers: dict[str, tuple[Any, ...]] = {
+        "rotary_base": (500_000.0,),
+        "rotary_fraction": (0.5,),
+        "rotary_scaling": (llama3, {"factor": 4.0}, {"factor": 4.0, "original_sequence": 8, "attention_factor": 1.2}),
+        "attention_scale": (0.2,),
+        "attention_softcap": (5.0,),
+        "logit_softcap": (3.0,),
+        "logits_scaling": (2.0,),
+        "embedding_multiplier": (3.0,),
+        "residual_multiplier": (0.5,),
+        "position_offset": (2,),
+        "qkv_clip": (0.5,),
+        "embedding_size": (hidden // 2,),
+        "by_layer": tuple([_draw_settings(chance, LayerConfig, OF_LAYER) for _ in range(n)] for n in (1, 2, 3)),
+    }
+    if head_size <= 4:  # norms of so few values are ill-conditioned
+        numbers["qk_norm"] = (False, "full")
+    if hidden < 32 and train["precision"] != "fp32":  # as are norms of so few rounded values
+        numbers["sandwich_norm"] = (False,)
+    return model | _draw_settings(chance, ModelConfig, numbers, 0.5 if train["precision"] == "fp32" else 0.25)
+
+
+OF_LAYER: Final[Mapping[str, tuple[Any, ...]]] = {"window": (1, 5, 12, 40), "rotary_base": (300.0,)}
+"""Values of a layer's settings that are numbers."""
+
+
+def _draw_settings(
+    chance: random.Random, kind: type[Settings], numbers: Mapping[str, Sequence[Any]], share: float = 0.5
+) -> dict[str, Any]:
+    """Draw a share of the settings that decoders differ in: switches, words, and ``numbers``, which has their values.
+
+    Where all results are rounded, many such settings at once make rounding errors as large as the gradients.
+    """
+    types = {name: field.annotation for name, field in kind.model_fields.items()}
+    words = {name: get_args(each) for name, each in types.items() if get_origin(each) is Literal}
+    switches = {name: (False, True) for name, each in types.items() if each is bool}
+    values = {**switches, **words, **numbers}
+    return {name: chance.choice(each) for name, each in values.items() if chance.random() < share}
 
 
 def _recipe(
     model: Mapping[str, Any], layout: Mapping[str, int], train: Mapping[str, Any], documents: str = "joined"
-) -> Recipe | None:
-    defaults = {"lr": 3e-3, "decay": 256, "weight_decay": 0.5, "validation_samples": train["batch"]}
+) -> Recipe:
+    """The recipe of these settings. Raises ``ValidationError`` if they do not fit."""
+    whole = {"batch": 8, "samples": 16, "lr": 3e-3, "decay": 256, "weight_decay": 0.5, **train}
     sections = {"model": {"dropout": 0.0, "attention_dropout": 0.0, **model}, "layout": dict(layout)}
-    sections["data"] = {"documents": documents}
-    try:
-        return Recipe.model_validate({**sections, "train": defaults | dict(train)}, strict=False)
-    except ValidationError:
-        return None
+    sections |= {"data": {"documents": documents}, "train": {"validation_samples": whole["batch"], **whole}}
+    return Recipe.model_validate(sections, strict=False)

@@ -74,7 +74,9 @@ class Tokens:
     def sample(self, sample: int) -> Sample:
         """A sample of documents of five tokens on average; if ``masked``, about a third of the tokens are learned."""
         drawn = np.random.default_rng((self.seed, sample, 1)).random((2, self.seq_length + 1))
-        return Sample(self[sample], drawn[0] < 1 / 3 if self.masked else None, drawn[1] < 1 / 5)
+        learned, begins = drawn[0] < 1 / 3, drawn[1] < 1 / 5
+        learned[-1], begins[-1] = True, False  # a step has a target
+        return Sample(self[sample], learned if self.masked else None, begins)
 
 
 @dataclass(frozen=True)
