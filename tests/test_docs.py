@@ -90,6 +90,13 @@ def comparable(line: str, exact: bool) -> list[str]:
     return (line if exact else re.sub(r"\d[\d,.]*", "0", line)).split()
 
 
+def check_printed(block: Block, printed: str) -> None:
+    exact = "exact" in block.options.get("class", "")
+    lines = [comparable(line, exact) for line in printed.splitlines()]
+    for line in filter(str.strip, block.text.splitlines()):
+        assert comparable(line, exact) in lines, f"not printed: {line}\n{printed}"
+
+
 _done: list[str] = []
 
 
@@ -112,10 +119,7 @@ def run_page(page: str, folder: Path) -> None:
             assert done.returncode == 0, f"{page}: {block.text}\n{done.stdout}"
             printed = done.stdout
         elif block.language == "text":
-            exact = "exact" in block.options.get("class", "")
-            lines = [comparable(line, exact) for line in printed.splitlines()]
-            for line in filter(str.strip, block.text.splitlines()):
-                assert comparable(line, exact) in lines, f"{page}: not printed: {line}\n{printed}"
+            check_printed(block, printed)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The README's code blocks run unchanged, and the main job that they start has the promised results.
+"""The README's code blocks run unchanged and print what it shows, and its main job has the promised results.
 
 ``nox -s quickstart`` writes runs/quickstart; if a finished run is there already, the command returns at once.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,32 +16,37 @@ from typing import Any
 
 import pytest
 
+from test_docs import Block, blocks, check_printed
+
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "runs" / "quickstart"
-BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MAIN_JOB, *README = blocks("../README")  # the landing page of the site includes them
 TASKS = {"lambada", "race_h", "boolq", "winogrande", "hellaswag", "piqa", "anli_r2", "hans", "wic"}
 
 
-def blocks() -> list[tuple[str, str]]:
-    return BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    return done.stdout
 
 
-def run_block(language: str, text: str) -> subprocess.CompletedProcess[str]:
-    if language == "python":
-        return run(sys.executable, "-c", text)
-    return run("bash", "-euo", "pipefail", "-c", text)
+def run_block(block: Block) -> str:
+    start = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+    return run(*start, block.text)
 
 
 @pytest.fixture(scope="module")
-def main_job() -> Path:
-    done = run_block(*blocks()[0])
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+def main_job_output() -> str:
+    return run_block(MAIN_JOB)
+
+
+@pytest.fixture(scope="module")
+def main_job(main_job_output: str) -> Path:
+    assert "quickstart: " in main_job_output
     return RUN
 
 
@@ -53,11 +59,24 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("number", range(1, len(blocks())))  # the first is the main job
+def test_blocks_of_the_readme_run_and_print_what_it_shows(main_job_output: str) -> None:
+    for name in ("unique", "again", "scores"):
+        shutil.rmtree(ROOT / "runs" / name, ignore_errors=True)
+    printed = main_job_output
+    for block in README:
+        if block.language == "text":
+            check_printed(block, printed)
+        else:
+            printed = run_block(block) or printed
+
+
 @pytest.mark.usefixtures("main_job")
-def test_a_code_block_of_the_readme_runs(number: int) -> None:
-    done = run_block(*blocks()[number])
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+def test_commands_of_the_twelve_steps_print_what_the_page_shows() -> None:
+    commands, *shown = blocks("explanation/twelve-steps")
+    assert len(shown) > 8
+    printed = run_block(Block("bash", {}, re.sub(r"^\$ ", "", commands.text, flags=re.MULTILINE)))
+    for block in shown:
+        check_printed(block, printed)
 
 
 def test_every_stage_reports_kept_and_dropped(main_job: Path) -> None:
@@ -108,6 +127,5 @@ def test_the_same_command_again_finds_everything_done(main_job: Path) -> None:
         "eval/results.json",
     ]
     before = [(main_job / name).read_bytes() for name in names]
-    done = run(sys.executable, "-m", "nox", "-s", "quickstart")
-    assert done.returncode == 0, done.stderr
+    run(sys.executable, "-m", "nox", "-s", "quickstart")
     assert [(main_job / name).read_bytes() for name in names] == before

@@ -1,10 +1,11 @@
 """Links between the site and the rest of the repository.
 
 Pages are written for readers of the repository too, so they link to its files by relative paths. A file that is a page
-of the site is linked there; any other becomes a link to the repository once its address is known, and plain text until
-then. A link that leads to no file at all stays as it is, and the build warns of it.
+of the site is linked there. Any other becomes a link to the repository once its address is known; until then a module
+or a recipe is linked as a page of its source, which the build adds, and any other file is plain text. A link that leads
+to no file at all stays as it is, and the build warns of it.
 
-``path/module.py#Class.name`` names a definition: a link to the repository leads to its line.
+``path/module.py#Class.name`` and ``path/recipe.toml#table.key`` name a definition: their links lead to its line.
 """
 
 from __future__ import annotations
@@ -15,18 +16,24 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sphinx.highlighting import PygmentsBridge
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = {
+    "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     **{f"packages/mtnlg-{name}/README.md": f"packages/{name}.md" for name in ("data", "model", "parallel", "eval")},
     **{f"packages/mtnlg-{name}": f"packages/{name}.md" for name in ("data", "model", "parallel", "eval")},
 }
 """Files of the repository that a page of the site includes."""
+HAS_SOURCE_PAGE = {".py": "python", ".toml": "toml"}
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 
 
@@ -42,7 +49,14 @@ def rewrite(text: str, folder: Path, page: Path, repository: str) -> str:
         if name in PAGES:
             path = DOCS / PAGES[name]
         elif not (path.is_relative_to(DOCS) and path.is_file()):
-            return f"[{label}]({repository}/{name}{line_anchor(path, anchor)})" if repository else label
+            if repository:
+                return f"[{label}]({repository}/{name}{line_anchor(path, anchor)})"
+            source = os.path.relpath(DOCS / "source" / f"{name}.html", page.parent)
+            return (
+                f'<a href="{source}{line_anchor(path, anchor)}">{label}</a>'
+                if path.suffix in HAS_SOURCE_PAGE
+                else label
+            )
         return f"[{label}]({os.path.relpath(path, page.parent)}{anchor})"
 
     return LINK.sub(replace, text)
@@ -65,10 +79,37 @@ def names_defined(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
+def line_of(path: Path, name: str) -> int | None:
+    """The line of a module's definition, or of a recipe's key such as ``table.key``."""
+    if path.suffix == ".py":
+        node = definition(path, name)
+        return node.lineno if node else None
+    table, _, key = name.rpartition(".")
+    header = ""
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if line.startswith("["):
+            header = line[1:].partition("]")[0]
+        elif (header, line.partition("=")[0].strip()) == (table, key):
+            return number
+    return line_of(path, table) if table else None  # a key of an inline table
+
+
 def line_anchor(path: Path, anchor: str) -> str:
-    """``#L12`` for the definition that ``#name`` names in a module, nothing for any other file."""
-    node = definition(path, anchor.removeprefix("#")) if anchor and path.suffix == ".py" else None
-    return f"#L{node.lineno}" if node else ""
+    """``#L12`` for what ``#name`` names in a module or recipe, nothing for any other file."""
+    line = line_of(path, anchor.removeprefix("#")) if anchor and path.suffix in HAS_SOURCE_PAGE else None
+    return f"#L{line}" if line else ""
+
+
+def add_source_pages(_app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """A page with numbered lines for each module and recipe that a page links to."""
+    pages = [*DOCS.rglob("*.md"), *(ROOT / name for name in PAGES if name.endswith(".md"))]
+    links = {page.parent / target for page in pages for _, target, _ in LINK.findall(page.read_text("utf-8"))}
+    for path in sorted({path.resolve() for path in links if path.suffix in HAS_SOURCE_PAGE and path.is_file()}):
+        name = path.relative_to(ROOT).as_posix()
+        text, language = path.read_text("utf-8"), HAS_SOURCE_PAGE[path.suffix]
+        code = PygmentsBridge().highlight_block(text, language, linenos="inline", linespans="L")
+        code = code.replace('id="L-', 'id="L')
+        yield f"source/{name}", {"title": name, "body": f"<h1>{name}</h1>{code}"}, "page.html"
 
 
 def on_read(app: Sphinx, name: str, content: list[str]) -> None:
@@ -88,4 +129,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("repository_url", "", "env", types=[str])
     app.connect("source-read", on_read)
     app.connect("include-read", on_include)
+    app.connect("html-collect-pages", add_source_pages)
     return {"parallel_read_safe": True}
