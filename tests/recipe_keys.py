@@ -45,7 +45,7 @@ def page() -> str:
 def _section(name: str, schema: type[BaseModel]) -> Iterator[str]:
     yield f"## {name}\n"
     for table, rows in _tables(schema, ()):
-        yield f"### `{table}`\n" if table else "### at the top\n"
+        yield f"### `{table}`\n" if table else "### Keys outside any table\n"
         yield "| key | what it does | default | type | unit | paper |"
         yield "|---|---|---|---|---|---|"
         for leaf in rows:

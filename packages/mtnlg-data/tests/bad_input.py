@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE = Path(__file__).parents[3] / "docs" / "bad-input.md"
-HEAD = """# What becomes of bad input
+HEAD = """# How damaged and malformed input is handled
 
 `mtnlg-data extract in --out out` over a folder with one bad file, and a sound one of {sound} documents beside it, whose
 documents are kept in every case but those that are refused before any work (status 2, or no document kept). `there`

@@ -251,7 +251,7 @@ HOSTILE: Final = {
     "nested": ("generation_config.json", "[" * 100_000, "generation_config.json: "),
     "a name of another type": ("tokenizer_config.json", '{"eos_token": 7}', "eos_token"),
     "a token without content": ("tokenizer_config.json", '{"eos_token": {"lstrip": true}}', "eos_token"),
-    "too large": ("chat_template.jinja", "x" * ((16 << 20) + 1), "too many for a file or line of its kind"),
+    "too large": ("chat_template.jinja", "x" * ((16 << 20) + 1), "the limit for such a file or line"),
 }
 
 

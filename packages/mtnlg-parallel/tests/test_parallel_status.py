@@ -77,7 +77,7 @@ def test_a_running_run_has_progress_speed_and_an_expected_end(tmp_path: Path) ->
         "step        250 of 1,000 (25.0%), 256,000 tokens, 2.5 passes over the corpus",
         "loss        4.7500, 4.5000 held out",
         "skipped     1 steps, the last 3: loss leaps",
-        "speed       512 tokens/s, 2 s a step, over the last 100 steps",
+        "speed       512 tokens/s, 2 s per step, over the last 100 steps",
         "at this pace, in 24 min 50 s",
         "checkpoint  step 200, ",
         "1 min 10 s ago",

@@ -92,8 +92,8 @@ def test_deferred_weight_gradients_keep_their_inputs(chunks: int) -> None:
     layers = step.chunks(run)
     for number, order in enumerate(run.orders()):
         most = max(accumulate({"forward": 0, "backward": 1, "weights": -1}[action.kind] for action in order))
-        assert memory(run)[number].waiting == pytest.approx(most * max(layers[number::4]) * each)
-    one = memory(run._replace(schedule="interleaved"))[0].waiting  # until the next collective
+        assert memory(run)[number].deferred_gradients == pytest.approx(most * max(layers[number::4]) * each)
+    one = memory(run._replace(schedule="interleaved"))[0].deferred_gradients  # until the next collective
     assert one == pytest.approx(each / 4)
 
 

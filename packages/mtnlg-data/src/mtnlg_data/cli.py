@@ -28,6 +28,7 @@ from .commands.step_command import (
 from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import Keep, lock_folder, make_folder
 from .engine.local import OBJECTS_PER_COLLECTION
+from .report.numbers import data_size
 from .transfer.urls import Location, Url, location
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
@@ -163,7 +164,7 @@ def fetch(
         remote = list_files(url)
         with lock_folder(out):
             done = fetch_files(remote, out, workers=workers, label=f"fetch {url}")
-        say(f"{url}: {done.fetched:,} files fetched, {done.kept:,} here before; {done.size / 1e9:.2f} GB in {out}")
+        say(f"{url}: {done.fetched:,} files fetched, {done.kept:,} here before; {data_size(done.size)} in {out}")
         if as_json:
             print_json({"url": url, "fetched": done.fetched, "kept": done.kept, "bytes": done.size})
         return
@@ -173,7 +174,7 @@ def fetch(
     summary = fetch_snapshot(snapshot, out, place, files=files, largest=ceiling, workers=workers, verify=verify)
     say(
         f"{snapshot}: {summary['fetched']:,} files fetched, {summary['kept']:,} here before, of {summary['wanted']:,} "
-        f"wanted and {summary['listed']:,} listed; {summary['bytes'] / 1e9:.2f} GB in {out}"
+        f"wanted and {summary['listed']:,} listed; {data_size(summary['bytes'])} in {out}"
     )
     if as_json:
         print_json(summary)

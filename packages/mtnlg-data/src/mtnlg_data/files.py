@@ -131,7 +131,7 @@ def file_lines(path: Path, *, follow: bool = False) -> Iterator[bytes]:
 
 def _bounded(content: bytes, limit: int, path: Path) -> bytes:
     if len(content) > limit:
-        raise Failure(f"{path}: more than {limit:,} bytes, too many for a file or line of its kind")
+        raise Failure(f"{path}: more than {limit:,} bytes, the limit for such a file or line")
     return content
 
 

@@ -119,7 +119,7 @@ def _profile_window(profile: str | None) -> range | None:
 @app.command()
 def restart(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The --out of the run whose ranks have failed.")],
-    max_restarts: Annotated[int, typer.Option(min=0, help="As of train.")] = MAX_RESTARTS,
+    max_restarts: Annotated[int, typer.Option(min=0, help="As in train.")] = MAX_RESTARTS,
 ) -> None:
     """Tell a scheduler's script what follows a failure, in one line: restart, requeue, requeue NODE,NODE, or end.
 

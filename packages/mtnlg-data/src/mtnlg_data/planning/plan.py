@@ -18,8 +18,11 @@ from rich.table import Table
 
 from mtnlg_data.console import Failure, output
 from mtnlg_data.engine.machine import memory_bytes
+from mtnlg_data.report.numbers import NARROW, data_size, duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mtnlg_data.recipe import Recipe
 
     from .corpus_size import CorpusSize
@@ -84,12 +87,12 @@ def print_plan(planned: dict[str, Any]) -> None:
     """Print a plan as a table on stdout."""
     size = f"{planned['documents']:,} documents of {planned['characters_per_document']:,} characters"
     table = Table("stage", title=f"{size}, {planned['workers']} workers", title_justify="left")
-    for column in ("disk", "and for a time", "memory per worker", "memory", "hours"):
+    for column in ("disk", "temporary disk", "memory per worker", "memory", "time"):
         table.add_column(column, justify="right")
     for stage in planned["stages"]:
-        sizes = [_format_size(stage[key]) for key in ("disk", "scratch", "memory_per_worker", "memory")]
-        table.add_row(stage["stage"], *sizes, "unknown" if stage["hours"] is None else f"{stage['hours']:,.1f}")
-    totals = (_format_size(planned["disk"]), "", "", _format_size(planned["memory"]), f"{planned['hours']:,.1f}")
+        sizes = [_known(data_size, stage[key]) for key in ("disk", "scratch", "memory_per_worker", "memory")]
+        table.add_row(stage["stage"], *sizes, _known(_time, stage["hours"]))
+    totals = (data_size(planned["disk"]), "", "", data_size(planned["memory"]), _time(planned["hours"]))
     table.add_row("all", *totals, style="bold")
     here, console = planned["here"], output(soft_wrap=True)
     console.print(table)
@@ -99,10 +102,12 @@ def print_plan(planned: dict[str, Any]) -> None:
         console.print(f"The cost of {' and '.join(planned['unknown'])} is unknown and not in the sums.")
     for key, name in (("memory", "memory"), ("disk", "free disk")):
         verdict = "enough" if planned["fits"][key] else "too little"
-        console.print(f"This machine has {_format_size(here[key])} of {name}: {verdict}.")
+        console.print(f"This machine has {data_size(here[key])} of {name}: {verdict}.")
 
 
-def _format_size(size: float | None) -> str:
-    if size is None:
-        return "unknown"
-    return f"{size / 1e12:.2f} TB" if size >= 1e12 else f"{size / 1e9:.1f} GB"
+def _time(hours: float) -> str:
+    return duration(3600 * hours).replace(NARROW, " ")
+
+
+def _known(written: Callable[[float], str], figure: float | None) -> str:
+    return "unknown" if figure is None else written(figure)

@@ -33,6 +33,12 @@ def short(n: float) -> str:
     return f"{n:.3g}"
 
 
+def data_size(n: float) -> str:
+    """Bytes in three figures, for a terminal, where a narrow space is not printable: 4.12 MB."""
+    number, _, letter = short(n).partition(NARROW)
+    return f"{number} {letter.replace('B', 'G')}B"
+
+
 def brief(n: float) -> str:
     """A whole number for narrow places: ``count`` up to six figures, ``short`` beyond."""
     return count(n) if abs(n) < 1e6 else short(n)

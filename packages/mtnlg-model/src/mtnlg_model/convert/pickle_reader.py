@@ -165,7 +165,7 @@ class _Machine:
         """The topmost value. Raises ``TypeError`` if it is of none of these types."""
         target = self.stack[-1]
         if not isinstance(target, types):
-            raise TypeError(f"a {type(target).__name__} is filled like a {types[0].__name__}")
+            raise TypeError(f"expected a {types[0].__name__} to add to, found a {type(target).__name__}")
         return target
 
 

@@ -31,7 +31,7 @@ class Forecast(NamedTuple):
     def __str__(self) -> str:
         """The forecast as a log line."""
         step = "" if self.seconds is None else f"{self.seconds:.3g} s per step and "
-        return f"the planner expects {step}{self.bytes / 1e9:.3g} GB a rank on {self.cluster}"
+        return f"the planner expects {step}{self.bytes / 1e9:.3g} GB per rank on {self.cluster}"
 
 
 def forecast(

@@ -61,7 +61,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     batch: Annotated[int | None, _count("Sequences per step.")] = None,
     micro_batch: Annotated[int | None, _count("Sequences of a micro-batch.")] = None,
     recompute: Annotated[
-        Literal["none", "selective", "full"] | None, typer.Option(help="What is computed twice.")
+        Literal["none", "selective", "full"] | None, typer.Option(help="Activations to recompute in backward.")
     ] = None,
     interleave: Annotated[int | None, _count("Model chunks per stage.")] = None,
     schedule: Annotated[
@@ -72,7 +72,8 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
         bool | None, typer.Option(help="Slice norms and dropout over tp along the sequence.", show_default=False)
     ] = None,
     precision: Annotated[
-        Literal["bf16", "fp16", "fp32", "fp8", "nvfp4"] | None, typer.Option(help="Of weights and products.")
+        Literal["bf16", "fp16", "fp32", "fp8", "nvfp4"] | None,
+        typer.Option(help="Number format of weights and matrix products."),
     ] = None,
     zero: Annotated[
         int | None,
@@ -103,7 +104,7 @@ def plan_command(  # noqa: PLR0917  (typer names them; one branch an answer)
     data: Annotated[
         Path | None, typer.Option(file_okay=False, help="Token folder: the lengths of its isolated documents.")
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the recipe.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a recipe key.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Predict a step's time and memory, or search for the best layout.
@@ -202,7 +203,7 @@ def _run_template(
         return _with_options(train_run(recipe, document), given)
     batch = given.get("batch", FULL_BATCH.get(target))
     if batch is None:
-        raise UsageFailure(f"plan {target}: no batch is published for this preset; give --batch")
+        raise UsageFailure(f"plan {target}: the preset has no published batch size; give --batch SEQUENCES")
     return _with_options(Run(_preset(target, overrides), LAID_OUT.get(target, Layout()), batch), given)
 
 

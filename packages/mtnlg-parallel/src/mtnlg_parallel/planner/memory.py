@@ -61,11 +61,11 @@ MARGIN: Final = 0.025
 class Memory(NamedTuple):
     """Bytes on each GPU of a stage.
 
-    ``activations``: of the layers. ``waiting``: factors of deferred weight gradients. ``recomputed``: the layer being
-    recomputed, and with DeepSpeed's engine what its backward pass adds. ``embedding``: masks and inputs kept by
-    embedding, final norm and head, and the token table's 16-bit gradient if only layers add theirs in the product.
-    ``logits``: peak of the loss. ``gathered``: what FSDP holds besides its shards. ``messages``: DeepSpeed's copies of
-    messages between stages.
+    ``activations``: of the layers. ``deferred_gradients``: factors of deferred weight gradients. ``recomputed``: the
+    layer being recomputed, and with DeepSpeed's engine what its backward pass adds. ``embedding``: masks and inputs
+    kept by embedding, final norm and head, and the token table's 16-bit gradient if only layers add theirs in the
+    product. ``logits``: peak of the loss. ``gathered``: what FSDP holds besides its shards. ``messages``: DeepSpeed's
+    copies of messages between stages.
     """
 
     weights: float
@@ -73,7 +73,7 @@ class Memory(NamedTuple):
     master: float
     moments: float
     activations: float
-    waiting: float
+    deferred_gradients: float
     recomputed: float
     embedding: float
     logits: float
@@ -110,7 +110,7 @@ def memory_error(stages: tuple[Memory, ...], cluster: Cluster) -> str | None:
     if total <= available:
         return None
     kind = max(stages[stage]._fields, key=lambda name: getattr(stages[stage], name))
-    share = f"{getattr(stages[stage], kind) / 1e9:.1f} GB of it {kind}"
+    share = f"{getattr(stages[stage], kind) / 1e9:.1f} GB of it {kind.replace('_', ' ')}"
     needed = f"stage {stage} needs {total / 1e9:.1f} GB on each {cluster.gpu.name}, {share}"
     return f"{needed}; of its {cluster.gpu.memory_bytes / 1e9:.1f} GB a run may use {available / 1e9:.1f}"
 
@@ -156,7 +156,7 @@ def _stage_memory(run: Run, stage: int) -> Memory:
         master=run.software.master_bytes * parameters / state if run.width == 2 and not fsdp else 0.0,
         moments=8 * parameters / state,
         activations=activations,
-        waiting=waiting,
+        deferred_gradients=waiting,
         recomputed=recomputed,
         embedding=embedding,
         logits=logits,

@@ -38,7 +38,7 @@ KINDS: Final = {
     "weights": ("weights", "gathered"),
     "optimizer": ("master", "moments"),
     "gradients": ("gradients",),
-    "activations": ("activations", "waiting", "recomputed", "embedding", "logits", "messages"),
+    "activations": ("activations", "deferred_gradients", "recomputed", "embedding", "logits", "messages"),
     "buffers": ("buffers", "slack"),
 }
 """Kinds of memory on the page, and the fields of `memory.Memory` that each sums."""

@@ -169,7 +169,7 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
         if last := facts["last_skip"]:
             rows["skipped"] = f"{facts['skipped']} steps, the last {last['step']:,}: {last['skip_reason']}"
         mfu = "" if facts["mfu"] is None else f", MFU {facts['mfu']:.1%}"
-        pace = f"{facts['tokens_per_second']:,.0f} tokens/s, {facts['step_seconds']:.3g} s a step{mfu}"
+        pace = f"{facts['tokens_per_second']:,.0f} tokens/s, {facts['step_seconds']:.3g} s per step{mfu}"
         rows |= {"speed": f"{pace}, over the last {min(RECENT_STEPS, facts['step'])} steps", "slow": facts["slow_rank"]}
     if end := facts["expected_end"]:
         rows["ends"] = f"{_clock(end)} at this pace, in {duration(max(0.0, end - now))}"
