@@ -172,6 +172,13 @@ def test_the_plan_of_the_readme_errs_as_it_says(folder: Path) -> None:
     assert [error for error in says.groups() if f"-{error}%" not in printed] == [], printed
 
 
+def test_decision_records_and_package_guides_are_short() -> None:
+    records = [*(DOCS / "decisions").glob("0*.md")]
+    assert len(records) <= 30
+    limits = {**dict.fromkeys(records, 250), **dict.fromkeys((DOCS / "packages").glob("*.md"), 1500)}
+    assert [path.name for path, words in limits.items() if len(path.read_text("utf-8").split()) > words] == []
+
+
 @pytest.mark.parametrize("page", [*OWN_PAGES, *(f"../packages/mtnlg-{package}/README.md" for package in PACKAGES)])
 def test_pages_install_only_from_existing_places(page: str) -> None:
     assert re.findall(r"pip install ['\"]?mtnlg-", (DOCS / page).read_text(encoding="utf-8")) == []
