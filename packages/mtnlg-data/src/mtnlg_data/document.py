@@ -214,14 +214,14 @@ class DocumentFile:
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The documents of row group ``group``, with all columns or only ``columns``."""
-        wanted = self.schema.names if columns is None else columns
+        names = self.schema.names if columns is None else columns
         with named_damage(self._path):
-            stored = self._columns.stored(wanted)
+            stored = self._columns.stored(names)
             table = self._file.read_row_group(group, columns=stored, use_threads=False)  # a task has one core
             if table.num_rows != self.rows[group]:
                 raise pa.ArrowInvalid(f"row group {group} holds {table.num_rows} of {self.rows[group]} rows")
             batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
-            return self._columns.documents(batches[0], self._firsts[group], wanted)
+            return self._columns.documents(batches[0], self._firsts[group], names)
 
     def read_rows(self, rows: Int64s, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield these ascending rows, one batch per row group; row groups without any of them are not read."""

@@ -113,10 +113,10 @@ class Job:
             return self._before
         counts: dict[str, Summary] = {source: dict.fromkeys(COUNTS, 0) for source in self.step.sources}
         for path in self._given:
-            own = counts.setdefault(shard_source(path), dict.fromkeys(COUNTS, 0))
+            source_counts = counts.setdefault(shard_source(path), dict.fromkeys(COUNTS, 0))
             for batch in read_documents(path, ["text"]):
-                own["documents_out"] += batch.num_rows
-                own["characters_out"] += pc.sum(pc.utf8_length(batch["text"])).as_py()
+                source_counts["documents_out"] += batch.num_rows
+                source_counts["characters_out"] += pc.sum(pc.utf8_length(batch["text"])).as_py()
         return counts
 
     def map(
@@ -289,8 +289,8 @@ def run_step(
     shards = [one for one in inputs if isinstance(one, Path)]
     missing = dict.fromkeys([*sources, *(file.source for file in files), *map(shard_source, shards)])
     if unknown := [name for name in missing if name not in step.sources]:
-        known = {name: keys.model_dump(exclude_unset=True) for name, keys in step.sources.items()}
-        step.bind(known | dict.fromkeys(unknown, step.alone))
+        source_keys = {name: keys.model_dump(exclude_unset=True) for name, keys in step.sources.items()}
+        step.bind(source_keys | dict.fromkeys(unknown, step.alone))
     step.validate()
     step.check()
     return {**Job(step, shards, out, engine, files=files).do(), "seconds": 0.0}

@@ -46,8 +46,8 @@ def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: 
     used, or another run is using ``out``.
     """
     if engine is None:
-        with open_engine("local") as own:
-            return curate(recipe, out, own, keep)
+        with open_engine("local") as local_engine:
+            return curate(recipe, out, local_engine, keep)
     files, out = check_inputs(recipe), Path(out)
     if (stage := read_record(out)) is not None:
         raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
@@ -111,9 +111,9 @@ class _Run:
         if "through" not in roles.values():
             StageFolder(out, step.name, self._engine).clear()
             return
-        given, files = self._shards, self._files if step.takes == "files" else []
+        shards, files = self._shards, self._files if step.takes == "files" else []
         before = self.summaries[-1]["sources"] if self.summaries else None
-        job = Job(step, given, out, self._engine, files=files, before=before)
+        job = Job(step, shards, out, self._engine, files=files, before=before)
         passing = [
             (before or {}).get(name) for name, role in roles.items() if role != "through"
         ]  # the summary includes these counts
@@ -133,13 +133,13 @@ class _Run:
         if step.takes == "files":
             _check_sources(summary, self._recipe)
         if step.gives == "documents":
-            made = summary.get("shards") or [path.name for path in given]
+            made = summary.get("shards") or [path.name for path in shards]
             rewritten = [out / name for name in made]
             self._shards = [
                 path if roles.get(shard_source(path)) == "through" else kept
-                for path, kept in zip(rewritten, given or rewritten, strict=True)
+                for path, kept in zip(rewritten, shards or rewritten, strict=True)
             ]
-        self._passed |= {*given} - {*self._shards}
+        self._passed |= {*shards} - {*self._shards}
         is_last = step is self._recipe.steps[-1]
         if self._keep == "last" and (has_run or is_last):
             for folder in (*self._folders, *([job.folder] if is_last else [])):

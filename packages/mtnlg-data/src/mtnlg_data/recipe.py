@@ -90,9 +90,9 @@ class Source(Settings):
             raise ValueError(f"kind = {table['kind']!r}: {error}") from None
         if clash := {*cls.model_fields} & {*keys}:
             raise ValueError(f"kind = {table['kind']!r}: its key {clash.pop()} is a key of every source; rename it")
-        known = {*cls.model_fields, *keys}
-        if unknown := [key for key in table if key not in known]:
-            hint = f"{did_you_mean(unknown[0], known)}keys of kind {table['kind']}: {', '.join(sorted(known))}"
+        valid = {*cls.model_fields, *keys}
+        if unknown := [key for key in table if key not in valid]:
+            hint = f"{did_you_mean(unknown[0], valid)}keys of kind {table['kind']}: {', '.join(sorted(valid))}"
             raise ValueError(f"{unknown[0]} = {table[unknown[0]]!r}: unknown key; {hint}")
         return table
 
@@ -109,11 +109,11 @@ class Source(Settings):
     def files(self, name: str, folder: Location) -> list[SourceFile]:
         """Its files below ``folder``, for a source called ``name``. Raises ``Failure`` if there are none."""
         if self.paths is None:
-            found: list[tuple[str, Path | RemoteFile]] = [*self.reader.find(local_only(folder))]
+            paths: list[tuple[str, Path | RemoteFile]] = [*self.reader.find(local_only(folder))]
         else:
-            found = sorted(matching_files(name, self.paths, folder).items())
+            paths = sorted(matching_files(name, self.paths, folder).items())
         options = self.model_extra or {}
-        return [SourceFile(name, path, own, self.kind, options, folder=self._folder) for own, path in found]
+        return [SourceFile(name, path, own, self.kind, options, folder=self._folder) for own, path in paths]
 
 
 class Tables(Settings):
@@ -276,12 +276,12 @@ def _resolve(content: dict[str, Any], factories: Mapping[str, Factory], place: s
             raise UsageFailure(f"{place}: steps: {name} takes {cls.takes}, but the step before it gives {kind}")
         kind = cls.gives
     for name, (cls, _, _) in factories.items():
-        given = {key: content.pop(key) for key in cls.top_level if key in content}
+        top_level = {key: content.pop(key) for key in cls.top_level if key in content}
         for other, keys in cls.follows.items():
             followed = content.get(other, {})
-            given |= {key: followed[key] for key in keys if isinstance(followed, dict) and key in followed}
-        if given and isinstance(table := content.get(name, {}), dict):
-            content[name] = given | table
+            top_level |= {key: followed[key] for key in keys if isinstance(followed, dict) and key in followed}
+        if top_level and isinstance(table := content.get(name, {}), dict):
+            content[name] = top_level | table
     if isinstance(sources := content.get("sources"), dict):
         content["sources"] = {name: _with_defaults(name, table, factories) for name, table in sources.items()}
     tables = validate(content, recipe_schema(factories, content["steps"]), place)

@@ -195,8 +195,8 @@ def stored_columns(documents: pa.Table) -> pa.Table:
     carried = batch["metadata"]
     columns = [] if pa.types.is_null(carried.type) else carried.flatten()  # a null row is null in every column
     columns.insert(text["place"], batch["text"].cast(stored.field(text["name"]).type))
-    own = pa.StructArray.from_arrays([batch[field.name] for field in OWN_FIELDS], fields=list(OWN_FIELDS))
-    return pa.Table.from_arrays([*columns, own], schema=stored)
+    struct = pa.StructArray.from_arrays([batch[field.name] for field in OWN_FIELDS], fields=list(OWN_FIELDS))
+    return pa.Table.from_arrays([*columns, struct], schema=stored)
 
 
 def is_shard(file: pa.Schema) -> bool:
@@ -228,12 +228,12 @@ class FileColumns:
             raise Failure(f"{path}: no column {self.text!r} of strings; it has {', '.join(file.names)}")
         self.schema = file if self._is_plain else documents_schema(file, self.text)
 
-    def stored(self, wanted: Sequence[str]) -> list[str]:
+    def stored(self, names: Sequence[str]) -> list[str]:
         """The file's columns to read for these columns of documents."""
         if self._is_plain:
-            return list(wanted)
-        columns = dict.fromkeys([self.text] if {"text"} & set(wanted) else [])
-        for name in wanted:
+            return list(names)
+        columns = dict.fromkeys([self.text] if {"text"} & set(names) else [])
+        for name in names:
             if name == "metadata":
                 kind = self.schema.field(name).type
                 columns.update(dict.fromkeys([] if pa.types.is_null(kind) else (field.name for field in kind)))
@@ -243,12 +243,12 @@ class FileColumns:
                 columns[name] = None
         return list(columns) or [self.text]  # for the number of rows
 
-    def documents(self, batch: pa.RecordBatch, first_row: int, wanted: Sequence[str]) -> pa.RecordBatch:
+    def documents(self, batch: pa.RecordBatch, first_row: int, names: Sequence[str]) -> pa.RecordBatch:
         """These columns of documents, from a batch of their ``stored`` columns that begins at row ``first_row``."""
         if self._is_plain:
             return batch
-        schema = pa.schema([self.schema.field(name) for name in wanted], self.schema.metadata)
-        return pa.record_batch([self._column(batch, name, first_row) for name in wanted], schema)
+        schema = pa.schema([self.schema.field(name) for name in names], self.schema.metadata)
+        return pa.record_batch([self._column(batch, name, first_row) for name in names], schema)
 
     def _column(self, batch: pa.RecordBatch, name: str, first_row: int) -> pa.Array:
         kind = self.schema.field(name).type
@@ -271,8 +271,8 @@ class FileColumns:
             case "key":
                 return pa.array(keys, pa.string())
             case "id":
-                given = given_ids(batch[name]) if name in batch.schema.names else pa.nulls(len(keys), pa.string())
-                return pc.coalesce(given, pa.array(keys, pa.string()))
+                ids = given_ids(batch[name]) if name in batch.schema.names else pa.nulls(len(keys), pa.string())
+                return pc.coalesce(ids, pa.array(keys, pa.string()))
             case "url" if name in batch.schema.names and has_strings(self._file, name):
                 return batch[name].cast(pa.string())
         return pa.nulls(batch.num_rows, self.schema.field(name).type)

@@ -151,10 +151,10 @@ class Step(Generic[S, K]):
         super().__init_subclass__()
         cls.varies = vars(cls).get("varies", cls.run is Step.run or ())
         for base in get_original_bases(cls):
-            given = [type_ for type_ in get_args(base) if isinstance(type_, type)]
-            if given and "Settings" not in vars(cls):
-                cls.Settings = given[0]
-                cls.SourceKeys = given[1] if len(given) > 1 else Table
+            types = [type_ for type_ in get_args(base) if isinstance(type_, type)]
+            if types and "Settings" not in vars(cls):
+                cls.Settings = types[0]
+                cls.SourceKeys = types[1] if len(types) > 1 else Table
 
     def __init__(
         self,

@@ -49,13 +49,13 @@ def open_step(reference: str, folder: Path | None = None) -> type[Step[Any, Any]
 
     Raises ``UsageFailure`` if it does not exist, or is neither a function nor a class of step.
     """
-    found = STEPS.load(reference, folder)
-    if inspect.isclass(found) and issubclass(found, Step):
-        if found.open is Step.open and found.run is Step.run and found.apply is Step.apply:
+    step = STEPS.load(reference, folder)
+    if inspect.isclass(step) and issubclass(step, Step):
+        if step.open is Step.open and step.run is Step.run and step.apply is Step.apply:
             raise UsageFailure(f"{reference}: defines neither open nor run")
-        return found
-    if inspect.isfunction(found):
-        return function_step(found, reference)
+        return step
+    if inspect.isfunction(step):
+        return function_step(step, reference)
     raise UsageFailure(f"{reference}: neither a function nor a subclass of Step")
 
 
@@ -148,8 +148,10 @@ class FunctionStep(Step[Settings, Settings]):
             elif isinstance(result, (bool, np.bool_)):
                 decisions[row] = KEPT if result else 0
             elif result is not None:
-                given = f"gave {result!r:.60} for {batch['key'][row]}"
-                raise Failure(f"{self.name}: {given}; it must be a str, a bool, None or a Drop")
+                raise Failure(
+                    f"{self.name}: gave {result!r:.60} for {batch['key'][row]}; it must be a str, a bool, None "
+                    "or a Drop"
+                )
         documents = batch
         if changed:
             texts = batch["text"].to_pylist()

@@ -35,6 +35,6 @@ def explain(error: ValidationError) -> str:
         return f"{key}: required key is missing"
     if detail["type"] == "string_too_short":
         return f"{key} is empty"
-    shown = json.dumps(detail["input"], ensure_ascii=False, default=str, skipkeys=True)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return f"{key} = {shown}: {message}" if key else message
+    value = json.dumps(detail["input"], ensure_ascii=False, default=str, skipkeys=True)
+    value = value if len(value) <= 60 else f"{value[:57]}..."
+    return f"{key} = {value}: {message}" if key else message

@@ -96,8 +96,8 @@ def differences_by_task(differs: Mapping[str, Mapping[str, Sequence[str]]]) -> d
         common = [word for word in _shared(list(by_shots.values())) if word not in shared]
         lines[task] = ["; ".join(common)] if common else []
         for shots, words in by_shots.items():
-            if own := [word for word in words if word not in shared and word not in common]:
-                lines[task].append(f"{shots}-shot: {'; '.join(own)}")
+            if distinct := [word for word in words if word not in shared and word not in common]:
+                lines[task].append(f"{shots}-shot: {'; '.join(distinct)}")
     return lines
 
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 FILE, FOLDER, CONFIG = "chat_template.jinja", "chat_templates", "tokenizer_config.json"
 DEFAULT = "default"
 END = "THE-LAST-MESSAGE-GOES-ON-HERE "
-"""Marks where to cut a chat whose last message the model is to continue; templates that trim remove its last space."""
+"""Placeholder appended to a message that the model continues: the rendered chat is cut there. Templates may trim its
+last space."""
 
 
 class _Named(Settings):
@@ -85,9 +86,9 @@ class Chat:
                 files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))}
                 files |= {DEFAULT: folder / FILE} if (folder / FILE).is_file() else {}
                 templates |= {name: (_read(path).decode(), path) for name, path in files.items()}
-        given = {} if thinking is None else {"enable_thinking": thinking}
+        options = {} if thinking is None else {"enable_thinking": thinking}
         begin = tokens.get("bos_token") or tokens.get("eos_token") or ""
-        return cls(templates, {**tokens, **variables, **given}, begin, think_end or "")
+        return cls(templates, {**tokens, **variables, **options}, begin, think_end or "")
 
     @property
     def texts(self) -> dict[str, str]:

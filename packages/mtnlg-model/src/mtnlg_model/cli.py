@@ -117,9 +117,9 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seeds[0]}
     options["repetition_penalty"] = repetition_penalty
     opened = open_weights(checkpoint)
-    given = {key: value for key, value in options.items() if value is not None}
-    sampling = validate(sampling_defaults(opened.directory) | given, Sampling, "generate")
-    unused = [name for name, value in given.items() if value and name not in {"temperature", "repetition_penalty"}]
+    settings = {key: value for key, value in options.items() if value is not None}
+    sampling = validate(sampling_defaults(opened.directory) | settings, Sampling, "generate")
+    unused = [name for name, value in settings.items() if value and name not in {"temperature", "repetition_penalty"}]
     if unused and not sampling.temperature:
         say(f"greedy: --{unused[0].replace('_', '-')} has no effect without --temperature above 0")
     drawn_by = [row_seeds(each, 1)[0] for each in seeds] if len(seeds) > 1 else None
@@ -149,8 +149,8 @@ def generate(  # noqa: PLR0917  (typer passes options by name)
     if as_json:
         print_json([{"prompt": before, "completion": text} for before, text in zip(prompt, texts, strict=True)])
     else:
-        shown = [text if chat else before + text for before, text in zip(prompt, texts, strict=True)]
-        print_text("\n\n".join(shown) + "\n")
+        printed = [text if chat else before + text for before, text in zip(prompt, texts, strict=True)]
+        print_text("\n\n".join(printed) + "\n")
 
 
 @app.command()
@@ -277,8 +277,8 @@ def main() -> NoReturn:
 
 
 def _refuse(folder: Path, kind: str, options: Mapping[str, object]) -> None:
-    if given := [f"--{name}" for name, value in options.items() if value]:
-        raise UsageFailure(f"{folder}: {kind} takes no {', '.join(given)}")
+    if unsupported := [f"--{name}" for name, value in options.items() if value]:
+        raise UsageFailure(f"{folder}: {kind} takes no {', '.join(unsupported)}")
 
 
 def _config_of(target: str) -> ModelConfig:

@@ -37,7 +37,7 @@ def differences(ours: BaseModel, theirs: BaseModel, may_differ: Mapping[str, str
     list are compared one by one, with keys such as ``train.change[1].lr``.
     """
     listed = tuple(f"{key}." for key in may_differ or ())
-    return [found for found in _walk(ours, theirs, "") if not f"{found.key}.".startswith(listed)]
+    return [difference for difference in _walk(ours, theirs, "") if not f"{difference.key}.".startswith(listed)]
 
 
 def _walk(ours: Any, theirs: Any, key: str) -> Iterator[Difference]:  # noqa: ANN401  (any field's values)

@@ -241,7 +241,7 @@ def progress(label: str, total: int, unit: str = "") -> Iterator[Advance]:
 
         def advance(n: int, note: str = "") -> None:
             rate = (bars.tasks[task].completed + n) / max(1e-9, time.monotonic() - started)
-            bars.update(task, advance=n, note=note, rate=_format_rate(rate))
+            bars.update(task, advance=n, note=note, rate=f"{rate:,.2f}/s")
 
         bars.start()
         try:
@@ -251,10 +251,6 @@ def progress(label: str, total: int, unit: str = "") -> Iterator[Advance]:
                 bars.stop()
     else:
         yield _plain_lines(label, total, unit)
-
-
-def _format_rate(rate: float) -> str:
-    return f"{rate:,.1f}/s" if rate >= 1 else f"{rate:.2g}/s"
 
 
 def _silent(n: int, note: str = "") -> None:
@@ -273,7 +269,7 @@ def _plain_lines(label: str, total: int, unit: str) -> Advance:
         if now - last_line >= SECONDS_BETWEEN_LINES or (done >= total and last_line > started):
             last_line = now
             rate = done / (now - started)
-            pace = f"{_format_rate(rate)}, {(total - done) / rate:.0f} s left" if done else ""
-            say(", ".join(filter(None, (f"{label}: {done}/{total} {unit}".rstrip(), pace, note))))
+            pace = f", {rate:,.2f}/s, {(total - done) / rate:.0f} s left" if done else ""
+            say(f"{label}: {done}/{total} {unit}{pace}; {note}".rstrip("; "))
 
     return advance

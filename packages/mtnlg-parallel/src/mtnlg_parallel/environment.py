@@ -212,7 +212,7 @@ def _tasks(env: Mapping[str, str]) -> dict[str, int]:
 
 
 def _store(env: Mapping[str, str], hint: str) -> dict[str, Any]:
-    """Address and port of the store: for a Slurm step its first node, and a port that no other step there soon uses."""
+    """Address and port of the rendezvous store; for a Slurm step the first node, and a port by job and step."""
     address, port = env.get("MASTER_ADDR", ""), None
     if hint == _SRUN:
         first = re.sub(r"\[(\d+)[^]]*\]", r"\1", env.get("SLURM_STEP_NODELIST", "")).partition(",")[0]

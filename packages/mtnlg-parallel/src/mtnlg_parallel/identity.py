@@ -74,20 +74,20 @@ class DataFingerprint(NamedTuple):
 class IdentityError(UsageFailure):
     """Two things that must be the same for a run differ; ``differences`` has the values, ours and theirs."""
 
-    def __init__(self, line: str, found: Sequence[Difference]) -> None:
+    def __init__(self, line: str, changed: Sequence[Difference]) -> None:
         super().__init__(line)
-        self.differences = found
+        self.differences = changed
 
 
 def check_same_run(out: Path, before: Recipe, now: Recipe, samples: int) -> None:
     """Raise ``IdentityError`` unless two recipes agree on a run's first ``samples`` samples."""
     past, ours = (each.model_copy(update={"train": each.train.until(samples)}) for each in (before, now))
-    if found := differences(past, ours, RESUMED_MAY_DIFFER):
+    if changed := differences(past, ours, RESUMED_MAY_DIFFER):
         hint = "--from CHECKPOINT with another --out starts a new run from its weights, --no-resume starts over"
-        keys = {each.key.removeprefix("train.").partition("[")[0] for each in found}
+        keys = {each.key.removeprefix("train.").partition("[")[0] for each in changed}
         if samples and keys & {"change", *Change.model_fields}:
             hint = f"put changes from here on under [[train.change]] with at = {samples} or later; {hint}"
-        raise IdentityError(f"{out}: another run: {changes(found)}; {hint}", found)
+        raise IdentityError(f"{out}: another run: {changes(changed)}; {hint}", changed)
     lost = {each for part in before.train.stream_parts for each in part.skip}
     lost -= {each for part in now.train.stream_parts for each in part.skip}
     if lost:
@@ -97,10 +97,10 @@ def check_same_run(out: Path, before: Recipe, now: Recipe, samples: int) -> None
         )
 
 
-def changes(found: Iterable[Difference]) -> str:
+def changes(changed: Iterable[Difference]) -> str:
     """Differences as text: "ours" is the earlier recipe, "theirs" the current one."""
     texts = []
-    for key, before, now in found:
+    for key, before, now in changed:
         name = f"{key} ({OPTIONS[key]})" if key in OPTIONS else key
         # train.decay defaults to all samples, so changing the number of samples changes the schedule.
         way_out = f" (--set {key}={before} resumes)" if key == "train.decay" else ""
@@ -138,10 +138,10 @@ def check_initial(initial: Initial, recipe: Recipe, data: DataFingerprint) -> No
 def _check_model(
     place: str, config: ModelConfig, recipe: Recipe, hint: str, may_differ: Mapping[str, str] = {}
 ) -> None:
-    found = differences(recipe.model, config, {**TRAINING_ONLY, **may_differ})
-    if found := [each._replace(key=f"model.{each.key}") for each in found]:
-        texts = [f"{key} is {theirs!r} here and {ours!r} in the recipe" for key, ours, theirs in found]
-        raise IdentityError(f"{place}: {', '.join(texts)}; {hint}", found)
+    may_differ = {**TRAINING_ONLY, **may_differ}
+    if changed := [each._replace(key=f"model.{each.key}") for each in differences(recipe.model, config, may_differ)]:
+        texts = [f"{key} is {theirs!r} here and {ours!r} in the recipe" for key, ours, theirs in changed]
+        raise IdentityError(f"{place}: {', '.join(texts)}; {hint}", changed)
 
 
 def _check_tokenizer(place: str, folder: Path, data: DataFingerprint, hint: str) -> None:

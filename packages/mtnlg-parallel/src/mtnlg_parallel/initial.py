@@ -45,7 +45,7 @@ def read_initial(place: Path | str, vocabulary_multiple: int = VOCABULARY_MULTIP
     return Initial(folder, manifest.config, raw, manifest.progress)
 
 
-def initial_weights(given: Path | str, out: Path) -> str:
+def initial_weights(source: Path | str, out: Path) -> str:
     """The recipe override that starts a new run from a step-N folder, its URL, or a Hugging Face folder.
 
     A folder of checkpoints is refused, since its newest one changes. A URL is downloaded into ``out``. Raises
@@ -54,7 +54,7 @@ def initial_weights(given: Path | str, out: Path) -> str:
     from .record.run_dir import CHECKPOINTS  # noqa: PLC0415  (which imports this module)
 
     resumes = latest(out / CHECKPOINTS) is not None
-    checkpoint = location(given)
+    checkpoint = location(source)
     if isinstance(checkpoint, Url):
         from .training.copies import download  # noqa: PLC0415  (seldom needed)
 

@@ -52,9 +52,9 @@ def print_layout(recipe: Recipe) -> None:
     roles["cp"] = "share a sequence"
     for axis in layout.axes:
         groups, role = layout.groups(axis), roles[axis]
-        shown = "  ".join(_abbreviate(group) for group in groups[:SHOWN_GROUPS])
+        texts = "  ".join(_abbreviate(group) for group in groups[:SHOWN_GROUPS])
         more = f"  … {len(groups):,} groups" if len(groups) > SHOWN_GROUPS else ""
-        out.print(f"{axis}: ranks that {role}: {shown}{more}")
+        out.print(f"{axis}: ranks that {role}: {texts}{more}")
 
 
 def _cut(recipe: Recipe) -> tuple[Stage, ...]:
@@ -73,8 +73,8 @@ def _parts_text(stage: Stage) -> str:
 
 def _abbreviate(group: list[int]) -> str:
     """Ranks of a group in brackets; the first three and the last if there are more than eight."""
-    shown = group if len(group) <= 8 else [*group[:3], "…", group[-1]]
-    return "[" + " ".join(map(str, shown)) + "]"
+    ranks = group if len(group) <= 8 else [*group[:3], "…", group[-1]]
+    return "[" + " ".join(map(str, ranks)) + "]"
 
 
 def layout_facts(recipe: Recipe) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class StreamPart(NamedTuple):
         return number
 
     def until(self, samples: int) -> StreamPart:
-        """The part with only those skipped ranges that a run of ``samples`` samples has passed."""
+        """Return this part with only the skipped ranges that come before the run's sample number ``samples``."""
         last = self.number(samples - 1) if samples > self.at else -1
         return self._replace(skip=tuple(each for each in self.skip if each[1] <= last))
 
@@ -229,8 +229,8 @@ class Train(Settings):
             stopped[before.data] = StreamPart(0, before.data, before.number(change.at), before.skip)
             if change.data is not None or change.skip:
                 data = before.data if change.data is None else change.data
-                known = stopped.get(data, StreamPart(0, data, 0, ()))
-                parts.append(known._replace(at=change.at, skip=tuple(sorted({*known.skip, *change.skip}))))
+                part = stopped.get(data, StreamPart(0, data, 0, ()))
+                parts.append(part._replace(at=change.at, skip=tuple(sorted({*part.skip, *change.skip}))))
         return parts
 
     @property
@@ -239,7 +239,7 @@ class Train(Settings):
         return {self.decay_shape, *(change.decay_shape for change in self.change)} - {None} != {"constant"}
 
     def until(self, samples: int) -> Self:
-        """The settings without changes and skipped ranges that the run's first ``samples`` samples have not reached."""
+        """The settings of the run's first ``samples`` samples: without later changes and skipped ranges."""
         train = self.model_copy(update={"change": tuple(change for change in self.change if change.at < samples)})
         parts = {part.at: part for part in train.stream_parts}
         ends = [*sorted(parts)[1:], samples]
@@ -365,8 +365,8 @@ class Recipe(Settings):
         for pattern in (*train.frozen, *(each for change in train.change for each in change.frozen or ())):
             names = self.model.parameter_shapes()
             if not fnmatch.filter(names, pattern):
-                known = did_you_mean(pattern, names) or f"write names such as {', '.join([*names][:2])}"
-                raise ValueError(f'train.frozen: "{pattern}" matches no parameter; {known.strip()}')
+                hint = did_you_mean(pattern, names) or f"write names such as {', '.join([*names][:2])}"
+                raise ValueError(f'train.frozen: "{pattern}" matches no parameter; {hint.strip()}')
         multiple = dp * train.micro_batch
         product = f"layout.dp = {dp} x train.micro_batch = {train.micro_batch}"
         batches = [("batch", train.batch), *(("change.batch", each.batch) for each in train.change if each.batch)]

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def load_object(kind: str, group: str, ours: Mapping[str, str], name: str) -> Any:  # noqa: ANN401  (any object)
     """Load the ``kind`` of object of a name or a reference. Raises ``UsageFailure`` that lists the names."""
-    known = references(group, ours)
-    reference = known.get(name, name)
+    names = references(group, ours)
+    reference = names.get(name, name)
     if ":" not in reference:
-        choices = f"choose from {', '.join(sorted(known))}, or write package.module:name or file.py:name"
+        choices = f"choose from {', '.join(sorted(names))}, or write package.module:name or file.py:name"
         raise UsageFailure(f'train.{kind} = "{name}": no such {kind}; {choices}')
     return load_reference(reference, f'train.{kind} = "{name}"')

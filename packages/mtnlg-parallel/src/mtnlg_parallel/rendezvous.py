@@ -96,10 +96,10 @@ def _bound_address(place: Environment) -> str:
 
 def _addresses(name: str) -> list[str]:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise IoFailure(f"MASTER_ADDR = {name}: {error.strerror}; set it to rank 0's machine") from None
-    return [str(address[0]) for *_, address in found]
+    return [str(address[0]) for *_, address in addresses]
 
 
 def _is_loopback(address: str) -> bool:

@@ -64,15 +64,15 @@ def bind(step: Step[Any, Any], found: Mapping[str, Inputs], given: Mapping[Leaf,
         raise UsageFailure(f"{step.name}: nothing to do; {step.nothing or f'give {options[0]}'}")
 
 
-def _texts_by_source(own: Sequence[str], given: Mapping[Leaf, str]) -> dict[str, dict[Leaf, str]]:
+def _texts_by_source(sources: Sequence[str], options: Mapping[Leaf, str]) -> dict[str, dict[Leaf, str]]:
     """The options of every source: those given for all sources, and those given as ``NAME=VALUE`` for one."""
-    texts: dict[str, dict[Leaf, str]] = {source: {} for source in own}
-    for leaf, text in given.items():
+    texts: dict[str, dict[Leaf, str]] = {source: {} for source in sources}
+    for leaf, text in options.items():
         for part in [text] if leaf.is_list else text.split(","):
             source, equals, value = ("", "", part) if leaf.is_list else part.partition("=")
             if equals and leaf in texts.get(source, {leaf: ""}):
-                raise UsageFailure(f"{leaf.option} {part}: needs NAME=VALUE for each of {', '.join(own)}, once")
-            for name in [source] if equals else own:
+                raise UsageFailure(f"{leaf.option} {part}: needs NAME=VALUE for each of {', '.join(sources)}, once")
+            for name in [source] if equals else sources:
                 texts[name][leaf] = value if equals else part
     return texts
 
@@ -130,10 +130,10 @@ def _check_out(out: Path, found: Mapping[str, Inputs]) -> None:
     for folder in (out, out.parent):
         if (folder / RECIPE).exists():
             raise UsageFailure(f"--out {out} would replace results of the run {folder}; give another")
-    own = [out.resolve() / name for name in (DOCUMENTS, FETCHED, *(f"{name}s" for name in found if name))]
+    written_folders = [out.resolve() / name for name in (DOCUMENTS, FETCHED, *(f"{name}s" for name in found if name))]
     for path in (path for inputs in found.values() for path in inputs.paths):
         folder = path.resolve() if path.is_dir() else path.resolve().parent
         if out.resolve() == folder or (path.is_dir() and folder in out.resolve().parents):
             raise UsageFailure(f"--out {out} is in the input {path}; give a folder outside of it")
-        if copies := [copy for copy in own if copy == folder or copy in folder.parents]:
+        if copies := [copy for copy in written_folders if copy == folder or copy in folder.parents]:
             raise UsageFailure(f"--out {out} keeps copies of its inputs in {copies[0]}, where {path} is; give another")

@@ -32,10 +32,8 @@ class Leaf(NamedTuple):
     @property
     def option(self) -> str:
         """The name of its option; a flag is named after the value that is not the default."""
-        if own := self.note("option"):
-            return own
         prefix = "--no-" if self.field.default is True else "--"
-        return prefix + "-".join(self.path).replace("_", "-")
+        return self.note("option") or prefix + "-".join(self.path).replace("_", "-")
 
     @property
     def type(self) -> Any:  # noqa: ANN401  (a type, such as int or list[str])
@@ -66,8 +64,8 @@ class Leaf(NamedTuple):
         """Its description, choices, default and the paper's value."""
         choices = ", ".join(map(str, get_args(self.type))) if get_origin(self.type) is Literal else ""
         figures = {"one of": choices, "default": self.default, "paper": self.note("paper")}
-        shown = "; ".join(f"{name} {value}" for name, value in figures.items() if value)
-        return " ".join(filter(None, (self.field.description, f"({shown})" if shown else "")))
+        limits = "; ".join(f"{name} {value}" for name, value in figures.items() if value)
+        return " ".join(filter(None, (self.field.description, f"({limits})" if limits else "")))
 
     def note(self, name: str) -> str:
         """The ``unit``, ``paper`` or ``option`` of a `setting`."""
@@ -108,12 +106,12 @@ def leaves(schema: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Leaf
             yield leaf
 
 
-def parse_settings(schema: type[Settings], given: Mapping[Leaf, str | bool]) -> Settings:
+def parse_settings(schema: type[Settings], options: Mapping[Leaf, str | bool]) -> Settings:
     """Settings from the options that were given. Raises ``UsageFailure`` with a line for every mistake."""
     from pydantic import ValidationError  # noqa: PLC0415
 
     content: dict[str, Any] = {}
-    for leaf, value in given.items():
+    for leaf, value in options.items():
         table = content
         for part in leaf.path[:-1]:
             table = table.setdefault(part, {})
@@ -121,11 +119,11 @@ def parse_settings(schema: type[Settings], given: Mapping[Leaf, str | bool]) -> 
     try:
         return schema.model_validate(content, strict=False)
     except ValidationError as error:
-        lines = [_explain(detail["loc"], detail["msg"], given) for detail in error.errors(include_url=False)]
+        lines = [_explain(detail["loc"], detail["msg"], options) for detail in error.errors(include_url=False)]
         raise UsageFailure("\n".join(dict.fromkeys(lines))) from None
 
 
-def _explain(place: Sequence[int | str], message: str, given: Mapping[Leaf, str | bool]) -> str:
+def _explain(place: Sequence[int | str], message: str, options: Mapping[Leaf, str | bool]) -> str:
     message = message.removeprefix("Value error, ")
-    leaf = next((leaf for leaf in given if leaf.path == tuple(place[: len(leaf.path)])), None)
-    return f"{leaf.option} {given[leaf]}: {message}" if leaf else message
+    leaf = next((leaf for leaf in options if leaf.path == tuple(place[: len(leaf.path)])), None)
+    return f"{leaf.option} {options[leaf]}: {message}" if leaf else message

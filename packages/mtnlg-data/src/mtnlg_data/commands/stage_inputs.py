@@ -78,9 +78,9 @@ def find_inputs(
             inputs.files += _source_files(source, path, listed, file_options)
             inputs.sources.append(source)
     inputs.sources = list(dict.fromkeys(inputs.sources))
-    given = [("", shard) for shard in inputs.shards]
-    given += [(file.source, file.path) for file in inputs.files if isinstance(file.path, Path)]
-    counts = Counter((source, path.resolve()) for source, path in given)
+    input_paths = [("", shard) for shard in inputs.shards]
+    input_paths += [(file.source, file.path) for file in inputs.files if isinstance(file.path, Path)]
+    counts = Counter((source, path.resolve()) for source, path in input_paths)
     if twice := [path for (_, path), count in counts.items() if count > 1]:
         raise UsageFailure(f"{twice[0]}: given twice")
     by_id: dict[tuple[str, str], Path | RemoteFile] = {}
@@ -98,10 +98,10 @@ def _find_remote(inputs: Inputs, url: str, source: str, file_options: Mapping[st
     files = list_files(url)
     if stage and RECORD in files:
         names = json.loads(read_url(files[RECORD].url))["shards"] or ()
-        wanted = {RECORD, *names, *(f"{name}.json" for name in names)}
-        if missing := wanted - {*files}:
+        record_files = {RECORD, *names, *(f"{name}.json" for name in names)}
+        if missing := record_files - {*files}:
             raise Failure(f"{url}: {min(missing)} is missing; run its stage again, or give a folder with shards")
-        inputs.stages[url] = {name: file for name, file in files.items() if name in wanted}
+        inputs.stages[url] = {name: file for name, file in files.items() if name in record_files}
         inputs.sources += map(shard_source, map(Path, sorted(names)))
         return
     if stages := [name for name in files if name.rpartition("/")[2] == RECORD]:

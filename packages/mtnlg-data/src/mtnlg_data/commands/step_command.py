@@ -114,22 +114,22 @@ def _with_options(reference: str) -> Callable[..., None]:
     keys = {
         _parameter_name("source", leaf): leaf
         for leaf in leaves(cls.SourceKeys)
-        if leaf.path[0] not in {*cls.alone, *(key for given in cls.inputs.values() for key in given)}
+        if leaf.path[0] not in {*cls.alone, *(key for options in cls.inputs.values() for key in options)}
     }
     shared = list(inspect.signature(_run_alone, eval_str=True).parameters.values())[2:]
     if cls.takes != "files":
         shared = [parameter for parameter in shared if parameter.name != "subset"]
 
     def command(**values: Any) -> None:  # noqa: ANN401  (options of any type)
-        given = {leaf: value for name, leaf in settings.items() if (value := values.pop(name)) is not None}
-        own = {leaf: value for name, leaf in keys.items() if (value := ",".join(values.pop(name) or []))}
+        options = {leaf: value for name, leaf in settings.items() if (value := values.pop(name)) is not None}
+        source_keys = {leaf: value for name, leaf in keys.items() if (value := ",".join(values.pop(name) or []))}
         extra = {name: values.pop(name) or [] for name in cls.inputs}
-        read = parse_settings(cls.Settings, given)
+        read = parse_settings(cls.Settings, options)
         fields = {name: getattr(read, name) for name in cls.Settings.model_fields}
         localized = cls.Settings.model_construct(**cls.localize(fields, local_path))
         origin = (reference, Path.cwd() if ".py:" in reference else None)
         step = cls(localized, reference=origin, name=cls.default_name() if ":" in reference else reference)
-        _run_alone(step, own, **values, extra=extra)
+        _run_alone(step, source_keys, **values, extra=extra)
 
     parameters = [
         *(parameter for parameter in shared if parameter.name != "extra"),
@@ -184,13 +184,13 @@ def _run_alone(
     if subset is not None and field != "text":
         raise UsageFailure(f"--field {field}: --subset reads the Pile, whose texts are under the key text")
     options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
-    found = {"": stage_inputs.find_inputs(inputs, raw=step.takes == "files", **options)}
+    step_inputs = {"": stage_inputs.find_inputs(inputs, raw=step.takes == "files", **options)}
     for name, paths in extra.items():
-        found[name] = stage_inputs.find_inputs(paths, unnamed=f"{name}s", field=field)
-    alone.bind(step, found, keys)
+        step_inputs[name] = stage_inputs.find_inputs(paths, unnamed=f"{name}s", field=field)
+    alone.bind(step, step_inputs, keys)
     place = Place.of(out, work)
     with open_engine(engine, workers, ray) as opened:
-        summary = alone.run_alone(step, found, place.folder, opened)
+        summary = alone.run_alone(step, step_inputs, place.folder, opened)
     place.publish()
     if as_json:
         print_json(summary)

@@ -33,8 +33,8 @@ class CutPlan(NamedTuple):
 
 def plan_shard(matches: Path, rare: Path, shortest: int, most_splits: int) -> Iterator[tuple[int, CutPlan]]:
     """Yield row and plan of each document with matches to cut, in order, from the files of matches and rare n-grams."""
-    for row, length, own in read_matches_to_cut(matches, np.load(rare)):
-        kept, cuts = plan_cuts(length, own, shortest)
+    for row, length, row_matches in read_matches_to_cut(matches, np.load(rare)):
+        kept, cuts = plan_cuts(length, row_matches, shortest)
         reason = "contaminated" if not kept else "split" if len(kept) > most_splits else None
         yield row, CutPlan(kept, cuts, reason)
 

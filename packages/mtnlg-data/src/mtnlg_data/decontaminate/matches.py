@@ -151,5 +151,5 @@ def read_matches_to_cut(path: Path, is_cut: Bools) -> Iterator[tuple[int, int, l
         batches = file.iter_batches(columns=list(MATCH_COLUMNS))
         rare = (batch.filter(pa.array(is_cut[batch["ngram"].to_numpy()], pa.bool_())) for batch in batches)
         rows = (row for batch in rare for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
-        for (row, length), own in groupby(rows, itemgetter(0, 1)):
-            yield row, length, [Match(*match) for _, _, *match in own]
+        for (row, length), row_matches in groupby(rows, itemgetter(0, 1)):
+            yield row, length, [Match(*match) for _, _, *match in row_matches]

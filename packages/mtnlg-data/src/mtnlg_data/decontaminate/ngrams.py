@@ -141,9 +141,9 @@ class NgramSet:
             likely = bits_at(self._ngram_bits, runs >> self._shift) > 0
             fits, runs = fits[likely], runs[likely]
             places = np.minimum(np.searchsorted(known_hashes, runs), len(known_hashes) - 1)
-            known = known_hashes[places] == runs
-            first = words[fits[known]]
-            hits.append(np.stack([first, first + length, numbers[places[known]]]))
+            is_known = known_hashes[places] == runs
+            first = words[fits[is_known]]
+            hits.append(np.stack([first, first + length, numbers[places[is_known]]]))
         first, last, ngrams = np.concatenate(hits, axis=1)
         order = np.lexsort((-last, first))
         first, last, ngrams = first[order], last[order], ngrams[order]

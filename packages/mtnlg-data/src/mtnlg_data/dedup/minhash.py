@@ -92,9 +92,9 @@ def write_signatures(
     row = 0
     for batch in read_documents(shard.path, ["source", "key", "text"]):
         sources.update({name["values"]: name["counts"] for name in batch["source"].value_counts().to_pylist()})
-        own = slice(row, row := row + batch.num_rows)
-        orders[own] = document_orders(batch, priority)
-        sign(batch["text"], shingle, drawn, (counts[own], contents[:, own], keys[own]))
+        batch_rows = slice(row, row := row + batch.num_rows)
+        orders[batch_rows] = document_orders(batch, priority)
+        sign(batch["text"], shingle, drawn, (counts[batch_rows], contents[:, batch_rows], keys[batch_rows]))
     band_columns = pa.FixedSizeListArray.from_arrays(keys.reshape(-1), bands)
     table = pa.record_batch({"keys": band_columns, "count": counts, "order": orders})
     beside = signatures_path(output)

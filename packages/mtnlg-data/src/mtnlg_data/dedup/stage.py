@@ -110,8 +110,8 @@ def _search(
     parts = count_ranges(numbering.total)
     of_parts = list(zip(near.ranges(parts), copies.ranges(parts), strict=True))
     removals = job.rows("removals", write_removals, of_parts, numbering=numbering)
-    own = removals.ranges(len(shards), spans)
-    removed = list(zip(shards, own, strict=True))
+    shard_ranges = removals.ranges(len(shards), spans)
+    removed = list(zip(shards, shard_ranges, strict=True))
     names = job.rows("names", write_names, removed, scratch=True, numbering=numbering)
     ledger = job.map(
         "ledger",
@@ -125,7 +125,7 @@ def _search(
     documents: Counter[str] = Counter()
     for done in contents.written:
         documents.update(done.summary["documents"])
-    return documents, own, ledger_summary(done.summary for done in ledger)
+    return documents, shard_ranges, ledger_summary(done.summary for done in ledger)
 
 
 def _shards_in(shards: Sequence[Shard], numbering: Numbering, documents: Range) -> list[Shard]:

@@ -181,8 +181,8 @@ def verify_buckets(  # noqa: PLR0917  (all of a band)
         pairs = np.stack([np.repeat(pivots, sizes), rest], axis=1)
         is_duplicate = jaccard(pairs, sets) >= threshold
         yield pairs[is_duplicate]
-        found = np.add.reduceat(is_duplicate, np.cumsum(sizes) - sizes, dtype=np.int64)
-        rest, sizes = rest[~is_duplicate], sizes - found
+        duplicate_counts = np.add.reduceat(is_duplicate, np.cumsum(sizes) - sizes, dtype=np.int64)
+        rest, sizes = rest[~is_duplicate], sizes - duplicate_counts
 
 
 @jit

@@ -64,8 +64,10 @@ class StageFolder:
         self._outputs: set[Path] = set()
         self._record = read_record(path) or StageRecord(stage, [])
         if self._record.stage != stage:
-            left = self._record.stage
-            raise Failure(f"{path}: holds the output of the stage {left}, which would be replaced; give another --out")
+            raise Failure(
+                f"{path}: holds the output of the stage {self._record.stage}, which would be replaced; "
+                "give another --out"
+            )
 
     def run(self, tasks: Sequence[Task], label: str, *, scratch: bool = False) -> list[Summary]:
         """Run tasks of the step, as ``run_tasks`` does; ``scratch`` outputs are removed at the end."""

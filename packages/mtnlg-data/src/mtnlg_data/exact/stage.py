@@ -60,7 +60,7 @@ def find_repeats(job: Job, settings: ExactSettings) -> list[dict[Kind, Range]]:
         if kind == "substrings":
             rows = job.rows("anchors", write_anchors, numbered, length=settings.substring_length)
             anchors = _compared(job, rows, write_recurring, numbering)
-        items = [(*item, own) for item, own in zip(numbered, anchors, strict=True)]
+        items = [(*item, shard_anchors) for item, shard_anchors in zip(numbered, anchors, strict=True)]
         priority = list(job.step.sources)
         rows = job.rows(kind, write_things, items, kind=kind, measure=measures.get(kind, 0), priority=priority)
         for by_kind, repeats in zip(found, _compared(job, rows, write_repeats, numbering), strict=True):
@@ -88,20 +88,20 @@ def cut_repeats(shard: Shard, found: Mapping[Kind, Range], shortest: int) -> Dec
 
     def decide(batch: pa.RecordBatch) -> Outcome:
         nonlocal first
-        own = slice(first, first := first + batch.num_rows)
-        in_batch = {RULES[kind][0]: _between(some, own) for kind, some in spans.items()}
+        rows = slice(first, first := first + batch.num_rows)
+        in_batch = {RULES[kind][0]: _between(some, rows) for kind, some in spans.items()}
         samples = [sample for rule, some in in_batch.items() for sample in _samples(rule, batch, some)]
-        left = batch
-        if len(of_batch := _between(cuts, own)):
-            left = replace_columns(batch, {"text": column_of(cut_texts(texts_of(batch["text"]), of_batch))})
+        remaining = batch
+        if len(of_batch := _between(cuts, rows)):
+            remaining = replace_columns(batch, {"text": column_of(cut_texts(texts_of(batch["text"]), of_batch))})
         before = text_lengths(batch["text"])
-        after = before if left is batch else text_lengths(left["text"])
-        is_short = ~equal[own] & (after < np.minimum(before, shortest))
-        decisions = np.where(equal[own], REASONS.index(EQUAL), np.where(is_short, REASONS.index(SHORT), KEPT))
+        after = before if remaining is batch else text_lengths(remaining["text"])
+        is_short = ~equal[rows] & (after < np.minimum(before, shortest))
+        decisions = np.where(equal[rows], REASONS.index(EQUAL), np.where(is_short, REASONS.index(SHORT), KEPT))
         if (decisions != KEPT).any():
-            left = left.filter(pa.array(decisions == KEPT))
+            remaining = remaining.filter(pa.array(decisions == KEPT))
         counts = {rule: len(some) for rule, some in in_batch.items()}
-        return Outcome(left, decisions, REASONS, np.where(is_short, after, np.nan), counts, samples)
+        return Outcome(remaining, decisions, REASONS, np.where(is_short, after, np.nan), counts, samples)
 
     return decide
 

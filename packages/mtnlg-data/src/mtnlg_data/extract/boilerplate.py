@@ -215,14 +215,14 @@ def _neighbours(classes: Classes, least: int) -> tuple[Classes, Classes]:
 @jit
 def _headings(columns: Int64s, classes: Classes, distance: int) -> Bools:
     """Whether each paragraph is a heading, not good, at most ``distance`` characters before a good paragraph."""
-    found, away = np.zeros(len(classes), np.bool_), distance + 1
+    is_heading, away = np.zeros(len(classes), np.bool_), distance + 1
     for i in range(len(classes) - 1, -1, -1):
         if classes[i] == GOOD:
             away = 0
         else:
-            found[i] = columns[MARKED, i] & IS_HEADING and away <= distance
+            is_heading[i] = columns[MARKED, i] & IS_HEADING and away <= distance
             away += columns[CHARACTERS, i]
-    return found
+    return is_heading
 
 
 @jit

@@ -127,8 +127,8 @@ def _detect(page: bytes) -> str:
     """The likely encoding of a page that declares none."""
     from resiliparse.parse.encoding import detect_encoding  # noqa: PLC0415  (few pages need it)
 
-    found = detect_encoding(page, max_len=MAX_DETECTION_BYTES, html5_compatible=False) or ""
-    name = _name(DETECTED.get(found, found.replace("_", "-"))) or FALLBACK
+    encoding = detect_encoding(page, max_len=MAX_DETECTION_BYTES, html5_compatible=False) or ""
+    name = _name(DETECTED.get(encoding, encoding.replace("_", "-"))) or FALLBACK
     return FALLBACK if LATIN.fullmatch(name) and len(set(AMID_LETTERS.findall(page))) < MIN_ACCENTED else name
 
 

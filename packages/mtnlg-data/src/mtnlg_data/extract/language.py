@@ -117,8 +117,8 @@ class LanguageSettings(Settings):
 
     def refuse(self, language: Language | None) -> str | None:
         """Reason to drop a document of this language; None if it is wanted."""
-        wanted = [*map(language_code, self.languages)]
-        if wanted and (language is None or language_code(language.code) not in wanted):
+        codes = [*map(language_code, self.languages)]
+        if codes and (language is None or language_code(language.code) not in codes):
             return "other_language"
         score = (language and language.score) or 0.0
         return "language_score" if score < self.min_language_score else None

@@ -217,13 +217,13 @@ def reference_at(page: Bytes, place: int, references: Lookup) -> tuple[int, int,
         hashed = (hashed + np.uint64(page[np.uint64(place)])) * HASH_FACTOR
         place += 1
         if place - begin <= LONGEST_UNENDED + 1:
-            found = find(references, hashed)
-            if found != MISSING:
-                value, length = found, place - begin
+            reference = find(references, hashed)
+            if reference != MISSING:
+                value, length = reference, place - begin
     if place < end and page[np.uint64(place)] == SEMICOLON:
-        found = find(references, (hashed + np.uint64(SEMICOLON)) * HASH_FACTOR)
-        if found != MISSING:
-            value, length = found, place + 1 - begin
+        reference = find(references, (hashed + np.uint64(SEMICOLON)) * HASH_FACTOR)
+        if reference != MISSING:
+            value, length = reference, place + 1 - begin
     if value == MISSING:
         return AMPERSAND_SIGN, 0, 1
     return value & 0xFFFFFFFF, value >> 32, length

@@ -85,8 +85,8 @@ def _extract_piece(writers: Sequence[_ShardWriter], languages: Mapping[str, Coun
         # A record whose subset could not be read is counted with the first source.
         accepting = [writer for writer in writers if writer.accepts(item)] or writers[:1]
         if isinstance(item, Record):
-            for _, own in groupby(accepting, attrgetter("settings")):
-                _extract_record(item, [*own], languages)
+            for _, records in groupby(accepting, attrgetter("settings")):
+                _extract_record(item, [*records], languages)
         else:
             for writer in accepting:
                 writer.count_dropped(item)

@@ -102,8 +102,8 @@ def extract_record(
     language = detect_language(html, html=True)
     if settings.language_model is None and (reason := settings.refuse(language)):
         return Extracted("", language, length, reason)
-    own = by_language.get(language.code, settings)
-    text, reason = extract_text(own.method, html, own.justext, language.code)
+    language_settings = by_language.get(language.code, settings)
+    text, reason = extract_text(language_settings.method, html, language_settings.justext, language.code)
     if settings.language_model is not None and reason is None:
         language = open_identifier(settings.language_model)(text)
         reason = settings.refuse(language)

@@ -141,13 +141,13 @@ class Personal:
     def __call__(self, batch: TextBatch) -> tuple[pa.LargeStringArray, Int64s]:
         """The texts, and the number of matches replaced in each by each rule."""
         column, counts = batch.column, np.zeros((len(FINDERS), len(batch)), np.int64)
-        for rule, own in zip(FINDERS, counts, strict=True):
+        for rule, rule_counts in zip(FINDERS, counts, strict=True):
             if rule not in self._values:
                 continue
             changed = []
             for row in np.flatnonzero(pc.match_substring_regex(column, MAY_HOLD[rule])).tolist():
-                text, own[row] = _replace(column[row].as_py(), FINDERS[rule], self._values[rule])
-                if own[row]:
+                text, rule_counts[row] = _replace(column[row].as_py(), FINDERS[rule], self._values[rule])
+                if rule_counts[row]:
                     changed.append(text)
-            column = pc.replace_with_mask(column, pa.array(own > 0), pa.array(changed, column.type))
+            column = pc.replace_with_mask(column, pa.array(rule_counts > 0), pa.array(changed, column.type))
         return column, counts

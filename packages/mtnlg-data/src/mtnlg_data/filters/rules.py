@@ -78,9 +78,11 @@ class Rule:
 
     def fields(self) -> dict[str, tuple[Any, Any]]:
         """The settings: name → (type, setting)."""
-        own = next((value for value in (self.at_least, self.at_most, self.limit) if value is not None), None)
-        kind: Any = tuple[str, ...] if own is not None and isinstance(own.default, tuple) else type(own and own.default)
-        return {**self.settings, **({} if own is None else {self.name: (kind, own)})}
+        bound = next((value for value in (self.at_least, self.at_most, self.limit) if value is not None), None)
+        kind: Any = (
+            tuple[str, ...] if bound is not None and isinstance(bound.default, tuple) else type(bound and bound.default)
+        )
+        return {**self.settings, **({} if bound is None else {self.name: (kind, bound)})}
 
     def broken(self, numbers: NDArray[Any], settings: object) -> Bools:
         """Which documents with these numbers are dropped."""

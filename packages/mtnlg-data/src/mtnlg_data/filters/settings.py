@@ -68,8 +68,8 @@ def with_rules(settings: FilterSettings, chosen: Iterable[Chosen]) -> FilterSett
     if not fields:
         return settings
     schema = create_model("RuleSettings", __base__=FilterSettings, **fields)
-    own = {name: value for name, value in settings.own.items() if name in fields}
-    return validate({**settings.model_dump(mode="json"), **own}, schema, "filter.own")
+    values = {name: value for name, value in settings.own.items() if name in fields}
+    return validate({**settings.model_dump(mode="json"), **values}, schema, "filter.own")
 
 
 def check_rules(settings: FilterSettings, names: Iterable[Sequence[str]]) -> None:
@@ -79,9 +79,9 @@ def check_rules(settings: FilterSettings, names: Iterable[Sequence[str]]) -> Non
     no list.
     """
     chosen = [one for of_source in names for one in choose(of_source)]
-    known = type(with_rules(settings, chosen)).model_fields
+    fields = type(with_rules(settings, chosen)).model_fields
     for name in settings.own:
-        if name not in known:
+        if name not in fields:
             raise UsageFailure(f"filter.own.{name}: no rule that a source uses has this threshold")
     for one in chosen:
         if check := getattr(one.family.target, "check", None):

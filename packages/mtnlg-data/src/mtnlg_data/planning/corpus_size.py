@@ -127,7 +127,7 @@ def estimate_corpus(recipe: Recipe) -> CorpusSize:
     text = sum(characters.values())
     if documents < 1 or text < 1:
         return CorpusSize(0, 0)
-    shares = {source: own / text for source, own in characters.items()}
+    shares = {source: count / text for source, count in characters.items()}
     size = CorpusSize(round(documents), round(text / documents), packed / text, longest, shares=shares)
     size = _with_recipe(size, recipe)
     return size._replace(page_bytes=pages / (text * size.web)) if size.web else size

@@ -21,8 +21,6 @@ from mtnlg_data.engine.machine import memory_bytes
 from mtnlg_data.report.numbers import NARROW, data_size, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mtnlg_data.recipe import Recipe
 
     from .corpus_size import CorpusSize
@@ -41,7 +39,7 @@ def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
     if not (isinstance(recipe.input, Path) and recipe.input.is_dir()):
         raise Failure(f"{recipe.input}: no such folder; give the folder of the corpus by --input FOLDER")
     stages: list[dict[str, Any]] = []
-    size, left, disk, memory = corpus, 0, 0, 0
+    size, written, disk, memory = corpus, 0, 0, 0
     for step in recipe.steps:
         through = [name for name in step.sources if step.role_of(name) == "through"]
         if not through:
@@ -61,12 +59,11 @@ def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
                 "hours": (cost.core_seconds / workers + cost.seconds_alone) / 3600,
                 "core_hours": (cost.core_seconds + cost.seconds_alone) / 3600,
             }
-            left += cost.disk
-            disk, memory = max(disk, left + cost.scratch), max(memory, total)
+            written += cost.disk
+            disk, memory = max(disk, written + cost.scratch), max(memory, total)
             size = size._replace(documents=round(cost.kept * size.documents))
         stages.append({"stage": step.name, **stage})
-    memory_here = memory_bytes()
-    disk_here = shutil.disk_usage(recipe.input).free
+    here = {"disk": shutil.disk_usage(recipe.input).free, "memory": memory_bytes()}
     return {
         "documents": corpus.documents,
         "characters_per_document": corpus.characters,
@@ -77,37 +74,36 @@ def plan(recipe: Recipe, corpus: CorpusSize, workers: int) -> dict[str, Any]:
         "memory": memory,
         "hours": sum(stage["hours"] or 0 for stage in stages),
         "unknown": [stage["stage"] for stage in stages if stage["hours"] is None],
-        "here": {"disk": disk_here, "memory": memory_here},
-        "fits": {"disk": disk <= disk_here, "memory": memory <= memory_here},
+        "here": here,
+        "fits": {"disk": disk <= here["disk"], "memory": memory <= here["memory"]},
         "page_bytes": corpus.page_bytes,
     }
 
 
 def print_plan(planned: dict[str, Any]) -> None:
     """Print a plan as a table on stdout."""
-    size = f"{planned['documents']:,} documents of {planned['characters_per_document']:,} characters"
-    table = Table("stage", title=f"{size}, {planned['workers']} workers", title_justify="left")
+    size = "{documents:,} documents of {characters_per_document:,} characters, {workers} workers".format_map(planned)
+    table = Table("stage", title=size, title_justify="left")
     for column in ("disk", "temporary disk", "memory per worker", "memory", "time"):
         table.add_column(column, justify="right")
     for stage in planned["stages"]:
-        sizes = [_known(data_size, stage[key]) for key in ("disk", "scratch", "memory_per_worker", "memory")]
-        table.add_row(stage["stage"], *sizes, _known(_time, stage["hours"]))
-    totals = (data_size(planned["disk"]), "", "", data_size(planned["memory"]), _time(planned["hours"]))
-    table.add_row("all", *totals, style="bold")
-    here, console = planned["here"], output(soft_wrap=True)
+        *sizes, hours = [stage[key] for key in ("disk", "scratch", "memory_per_worker", "memory", "hours")]
+        cells = ["unknown"] * 5 if hours is None else [*map(data_size, sizes), _time(hours)]
+        table.add_row(stage["stage"], *cells)
+    disk, memory = data_size(planned["disk"]), data_size(planned["memory"])
+    table.add_row("all", disk, "", "", memory, _time(planned["hours"]), style="bold")
+    console = output(soft_wrap=True)
     console.print(table)
-    near = f"{planned['near_duplicates']:.0%} of them with a near duplicate"
-    console.print(f"Disk if only duplicates are dropped, {near}, and no intermediate file is removed.")
+    console.print(
+        f"Disk if only duplicates are dropped, {planned['near_duplicates']:.0%} of them with a near duplicate, and no "
+        "intermediate file is removed."
+    )
     if planned["unknown"]:
         console.print(f"The cost of {' and '.join(planned['unknown'])} is unknown and not in the sums.")
     for key, name in (("memory", "memory"), ("disk", "free disk")):
         verdict = "enough" if planned["fits"][key] else "too little"
-        console.print(f"This machine has {data_size(here[key])} of {name}: {verdict}.")
+        console.print(f"This machine has {data_size(planned['here'][key])} of {name}: {verdict}.")
 
 
 def _time(hours: float) -> str:
     return duration(3600 * hours).replace(NARROW, " ")
-
-
-def _known(written: Callable[[float], str], figure: float | None) -> str:
-    return "unknown" if figure is None else written(figure)

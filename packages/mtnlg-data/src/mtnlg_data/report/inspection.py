@@ -107,8 +107,8 @@ def _inspect_output(path: Path, documents: int, characters: int) -> Inspection |
         stores = sorted(path / source.prefix for source in read_blend(path).sources)
     if stores:
         return {"kind": "folder", "path": str(path), "parts": _inspect_stores(stores, documents, characters)}
-    if (left := read_record(path)) is not None:
-        shards = listed_shards(path) or [] if left.shards else []
+    if (record := read_record(path)) is not None:
+        shards = listed_shards(path) or [] if record.shards else []
     else:
         shards = [shard for shard in sorted(path.glob("*.parquet")) if holds_documents(file_schema(shard))]
     return _inspect_shards(path, shards, documents, characters) if shards else None

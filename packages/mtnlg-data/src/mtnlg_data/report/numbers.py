@@ -13,11 +13,6 @@ def count(n: float) -> str:
     return f"{n:,.0f}".replace("-", MINUS)
 
 
-def less(n: float) -> str:
-    """The number of removed things, as a negative number; empty for none."""
-    return count(-n) if n else ""
-
-
 def signed(n: float) -> str:
     """A whole number with its sign; empty for none."""
     return f"{n:+,}".replace("-", MINUS) if n else ""
@@ -35,8 +30,7 @@ def short(n: float) -> str:
 
 def data_size(n: float) -> str:
     """Bytes in three figures, for a terminal, where a narrow space is not printable: 4.12 MB."""
-    number, _, letter = short(n).partition(NARROW)
-    return f"{number} {letter.replace('B', 'G')}B"
+    return f"{n:.0f} B" if n < 1000 else f"{short(n).replace(NARROW, ' ').replace('B', 'G')}B"
 
 
 def brief(n: float) -> str:

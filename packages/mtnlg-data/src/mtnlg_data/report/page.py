@@ -142,9 +142,9 @@ def languages(summary: RunSummary) -> list[tuple[str, int, int]]:
     kept = summary.languages_kept
     found = sorted(summary.languages.items(), key=lambda item: (-kept.get(item[0], 0), -item[1], item[0]))
     rows = [("unknown" if name == "un" else name, n, kept.get(name, 0)) for name, n in found]
-    shown, others = rows[:LANGUAGES_SHOWN], rows[LANGUAGES_SHOWN:]
+    largest, others = rows[:LANGUAGES_SHOWN], rows[LANGUAGES_SHOWN:]
     rest = (f"{len(others)} others", sum(n for _, n, _ in others), sum(k for *_, k in others))
-    return [*shown, *([rest] if others else [])]
+    return [*largest, *([rest] if others else [])]
 
 
 def cluster_classes(sizes: Mapping[int, int]) -> list[tuple[str, int]]:

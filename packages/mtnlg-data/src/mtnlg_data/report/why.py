@@ -43,11 +43,11 @@ class StageFiles(NamedTuple):
     incomplete: bool
 
     @classmethod
-    def of(cls, folder: Path, left: StageRecord) -> StageFiles:
+    def of(cls, folder: Path, record: StageRecord) -> StageFiles:
         """The stage that left this record in a folder."""
-        listed = left.shard_paths(folder)
+        listed = record.shard_paths(folder)
         shards = [shard for shard in listed if shard.exists()]
-        return cls(left.stage, folder, shards, incomplete=len(shards) < len(listed) or left.shards is None)
+        return cls(record.stage, folder, shards, incomplete=len(shards) < len(listed) or record.shards is None)
 
 
 def explain(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -56,10 +56,10 @@ def explain(folder: Path, name: str) -> list[dict[str, Any]]:
     ``folder`` is that of a run or of a single stage. Raises ``Failure`` if no stage has finished in it, or no document
     has this id or key.
     """
-    found = stage_folders(folder) if folder.is_dir() else []
-    if (own := read_record(folder)) is not None:
-        found.append((folder, own))
-    stages = [StageFiles.of(*stage) for stage in found]
+    folders = stage_folders(folder) if folder.is_dir() else []
+    if (record := read_record(folder)) is not None:
+        folders.append((folder, record))
+    stages = [StageFiles.of(*stage) for stage in folders]
     if not stages:
         raise Failure(f"{folder}: no stage has finished here; give the folder of a run, or of a single stage")
     matches = _look_up(stages, name)
@@ -77,7 +77,7 @@ def explain(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[str, Any]]]:
     """(number of the stage, row) of every document, kept or dropped, with this id or key, and of its pieces."""
-    found: list[tuple[int, dict[str, Any]]] = []
+    matches: list[tuple[int, dict[str, Any]]] = []
     names: set[str] | None = None  # of the shards to open, once a stage has shown them
     with ThreadPoolExecutor(THREADS) as threads:
         for number, stage in enumerate(stages):
@@ -86,10 +86,10 @@ def _look_up(stages: Sequence[StageFiles], name: str) -> list[tuple[int, dict[st
             records = [path for path in records if names is None or path.name in names or path.name not in all_names]
             shards = [shard for shard in stage.shards if names is None or shard.name in names]
             rows = [*chain.from_iterable(threads.map(lambda path: _matching_rows(path, name), [*records, *shards]))]
-            found += [(number, row) for row in rows]
+            matches += [(number, row) for row in rows]
             if names is None and rows and not stage.incomplete:  # a piece of a document is first met where it was cut
                 names = {row["file"] for row in rows}
-    return found
+    return matches
 
 
 def _matching_rows(path: Path, name: str) -> list[dict[str, Any]]:
@@ -105,8 +105,11 @@ def _matching_rows(path: Path, name: str) -> list[dict[str, Any]]:
     with named_damage(path):
         table = pq.read_table(regular(path), columns=columns, filters=id_ | key)
     rows = [row.get(OWN, row) for row in table.to_pylist()]
-    found = [row for row in rows if any(f"{row[column]}#".startswith(f"{name}#") for column in ("id", "key"))]
-    return [{**row, "file": path.name} for row in found]
+    return [
+        {**row, "file": path.name}
+        for row in rows
+        if any(f"{row[column]}#".startswith(f"{name}#") for column in ("id", "key"))
+    ]
 
 
 def _history(stages: Sequence[StageFiles], key: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
@@ -115,15 +118,17 @@ def _history(stages: Sequence[StageFiles], key: str, rows: Sequence[tuple[int, d
     history: list[dict[str, Any]] = []
     last = max(number for number, _ in rows)
     for number, stage in enumerate(stages[: last + 1]):
-        own = [row for at, row in rows if at == number]
+        document_rows = [row for at, row in rows if at == number]
         fate: dict[str, Any] = {"fate": "kept"}
-        if own and "reason" in own[0]:
+        if document_rows and "reason" in document_rows[0]:
             names = {"reason", "score", "kept", "kept_key", "kept_source"}
-            fate = {"fate": "dropped", **{name: value for name, value in own[0].items() if name in names}}
-        elif own:
-            fate["pieces"] = len(own)
-        if own or stage.incomplete:
-            history.append({"stage": stage.name, **fate, **(_cuts(stage, key, own[0]["file"]) if own else {})})
+            fate = {"fate": "dropped", **{name: value for name, value in document_rows[0].items() if name in names}}
+        elif document_rows:
+            fate["pieces"] = len(document_rows)
+        if document_rows or stage.incomplete:
+            history.append(
+                {"stage": stage.name, **fate, **(_cuts(stage, key, document_rows[0]["file"]) if document_rows else {})}
+            )
     name = first["id"] if first["key"] == key else PIECE.sub("", first["id"])
     return {"id": name, "key": key, "source": first["source"], "stages": history}
 

@@ -88,8 +88,8 @@ class Pile(Jsonl):
 
     def together(self, others: Sequence[Reader]) -> Reader:
         """A reader of the subsets that any of these reads."""
-        wanted = [other.subsets for other in (self, *others) if isinstance(other, Pile)]
-        return Pile(subset=None if None in wanted else tuple(name for names in wanted for name in names or ()))
+        subsets = [other.subsets for other in (self, *others) if isinstance(other, Pile)]
+        return Pile(subset=None if None in subsets else tuple(name for names in subsets for name in names or ()))
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any] | Dropped:

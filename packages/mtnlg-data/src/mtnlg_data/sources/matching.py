@@ -117,7 +117,7 @@ def _matches_here(source: str, pattern: str, folder: Path) -> dict[str, Path]:
 def _matches_at(url: str, source: str) -> dict[str, RemoteFile]:
     """The files at a URL, by name."""
     listed = list_files(url)
-    seen = {own: file for own, file in listed.items() if not is_hidden(own) or url.endswith(f"/{own}")}
+    seen = {name: file for name, file in listed.items() if not is_hidden(name) or url.endswith(f"/{name}")}
     if not seen:
         raise Failure(f"{url}: only hidden files there (source {source})")
     return seen

@@ -163,12 +163,12 @@ def reader(name: str, patterns: Sequence[str] = ()) -> Callable[[type[R]], type[
 
 def load_reader(kind: str, folder: Path | None = None) -> type[Reader]:
     """The class that a source's ``kind`` names. Raises ``UsageFailure`` if that is no reader."""
-    found = READERS.load(kind, folder)
-    if not (isinstance(found, type) and issubclass(found, Reader)):
+    reader = READERS.load(kind, folder)
+    if not (isinstance(reader, type) and issubclass(reader, Reader)):
         raise UsageFailure(f"{kind}: not a reader, a subclass of mtnlg_data.Reader")
-    if found.read is Reader.read:
+    if reader.read is Reader.read:
         raise UsageFailure(f"{kind}: defines no method read")
-    return found
+    return reader
 
 
 def open_reader(kind: str, options: Mapping[str, object], folder: Path | None = None) -> Reader:

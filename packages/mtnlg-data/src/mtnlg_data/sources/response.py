@@ -79,7 +79,7 @@ def parse_fields(header: bytes) -> Fields:
 
 def value_of(fields: Fields, name: str) -> str:
     """The first value of the field of this name, which is in lower case; empty if there is none."""
-    return next((value for own, value in fields if own.lower() == name), "")
+    return next((value for field, value in fields if field.lower() == name), "")
 
 
 def read_payload(record: CrawlRecord, number: int, where: str, max_bytes: int) -> Record | Dropped:

@@ -51,8 +51,8 @@ class Rows(Reader):
     def record(self, row: dict[str, Any], number: int, where: str) -> Record | Dropped:
         """The document of an object; removes the text, and an id that is a string, from ``row``."""
         fields = self.field.split("+", 1) if self.message == "json" else [self.field]
-        found = [find_key(row, field) for field in fields]
-        value, *answers = (holder.pop(key, None) for holder, key in found)
+        values = [find_key(row, field) for field in fields]
+        value, *answers = (holder.pop(key, None) for holder, key in values)
         if answers:
             value = [{"role": "user", "content": value}, {"role": "assistant", "content": answers[0]}]
         text = self.text_of(value)
@@ -68,11 +68,11 @@ class Rows(Reader):
             return no_text(where, self.field, kind, others)
         url = next((row[key] for key in URL_KEYS if isinstance(row.get(key), str)), None)
         holder, key = find_key(row, self.id)
-        given = holder.get(key)
-        if isinstance(given, str):  # a number also stays in the row, since its type would be lost
+        identifier = holder.get(key)
+        if isinstance(identifier, str):  # a number also stays in the row, since its type would be lost
             del holder[key]
-        own = str(given) if type(given) in {str, int, float} else None
-        return Record(number, text, url, id=own or None, metadata=json_metadata(row))
+        record_id = str(identifier) if type(identifier) in {str, int, float} else None
+        return Record(number, text, url, id=record_id or None, metadata=json_metadata(row))
 
 
 def find_key(row: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:

@@ -51,7 +51,7 @@ COMPRESSED_PAGES, PLAIN_PAGES = 0.25, 0.05
 
 
 class Defect(NamedTuple):
-    """A broken record, and its end if that may be known; -1 if its gzip member ends before."""
+    """A broken record: its offset, and its end where known (0: unknown; -1: beyond its gzip member)."""
 
     offset: int
     reason: str

@@ -85,8 +85,8 @@ class Clean(Step[CleanSettings, CleanKeys]):
     @classmethod
     def source_defaults(cls, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         """The paper's rules for a source of this name and kind."""
-        known = DATASETS.get(name)
-        pages = reader_in_recipe(table.get("kind")).pages or (known and known.whitespace)
+        dataset = DATASETS.get(name)
+        pages = reader_in_recipe(table.get("kind")).pages or (dataset and dataset.whitespace)
         rules = PAGE_RULES if pages else TEXT_RULES
         return {"rules": [*rules, *VARIANTS.get(name, ())]}
 

@@ -89,11 +89,11 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
         """Print the share of pairs that the search will find, at and around the threshold."""
         bands, rows, threshold = self.settings.bands, self.settings.rows, self.settings.threshold
         around = sorted({max(0.0, threshold - 0.1), threshold, min(1.0, threshold + 0.1)})
-        found = {similarity: 1 - (1 - similarity**rows) ** bands for similarity in around}
+        chances = {similarity: 1 - (1 - similarity**rows) ** bands for similarity in around}
         shares = ", ".join(
-            f"{share:.1%} of pairs of similarity {similarity:.3g}" for similarity, share in found.items()
+            f"{share:.1%} of pairs of similarity {similarity:.3g}" for similarity, share in chances.items()
         )
-        warning = "WARNING: " if found[threshold] < 0.5 else ""
+        warning = "WARNING: " if chances[threshold] < 0.5 else ""
         say(f"{warning}deduplicate: {bands} bands of {rows} values find {shares}")
 
     def cost(self, corpus: CorpusSize) -> Cost:

@@ -58,8 +58,8 @@ class Place(NamedTuple):
                 raise UsageFailure(f"--work {work} needs an --out that is a URL; {out} is a folder")
             return cls(out, None)
         url = Url(out.rstrip("/"))
-        own = re.sub(r"[^A-Za-z0-9._-]+", "-", url.partition("://")[2]).strip("-.")
-        place = cls(work or Path(f"mtnlg-data-{own}"), url)
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", url.partition("://")[2]).strip("-.")
+        place = cls(work or Path(f"mtnlg-data-{slug}"), url)
         check_no_other_files(_record_path(place.folder, url), url)
         _check_writable(url)
         say(f"{url}: uses {place.folder}, and publishes the results when they are complete")
@@ -134,14 +134,14 @@ def check_no_other_files(record: Path, url: str) -> dict[str, RemoteFile]:
 def publish(folder: Path, url: str, names: Iterable[str]) -> int:
     """Upload the files of ``folder`` with these names that are not at ``url`` yet; returns how many those were."""
     path = _record_path(folder, url)
-    record, remote, wanted = _read_record(path), check_no_other_files(path, url), {*names}
-    changed = {name for name in wanted if not _is_published(folder / name, remote.get(name), record.get(name))}
-    gone = [name for name in record if name not in wanted]
+    record, remote, published = _read_record(path), check_no_other_files(path, url), {*names}
+    changed = {name for name in published if not _is_published(folder / name, remote.get(name), record.get(name))}
+    gone = [name for name in record if name not in published]
     if not (changed or gone):
-        say(f"{url}: already has all {len(wanted)} files")
+        say(f"{url}: already has all {len(published)} files")
         return 0
     system, root = connect(url)
-    lists = {name for name in wanted if Path(name).name in LISTS}
+    lists = {name for name in published if Path(name).name in LISTS}
     old_lists = [name for name in remote if Path(name).name in LISTS]
     record.update(dict.fromkeys(changed))  # before the first upload: what a kill leaves is ours
     write_json(path, record)
@@ -165,7 +165,7 @@ def publish(folder: Path, url: str, names: Iterable[str]) -> int:
                 finally:
                     threads.shutdown(cancel_futures=True)
                     write_json(path, record)
-    say(f"{url}: {len(data) + len(lists)} of {len(wanted)} files published")
+    say(f"{url}: {len(data) + len(lists)} of {len(published)} files published")
     return len(data) + len(lists)
 
 

@@ -97,11 +97,11 @@ def list_files(url: str, *, missing_ok: bool = False) -> dict[str, RemoteFile]:
         info = system.info(path)
         return {path: info} if info["type"] == "file" else dict(system.find(path, detail=True))
 
-    found = persist(look_up, url)
-    base = base if is_pattern or path in found else path
+    listed = persist(look_up, url)
+    base = base if is_pattern or path in listed else path
     files = {
         name.removeprefix(base).lstrip("/"): RemoteFile(url, name, _size(info, name), _version(info))
-        for name, info in found.items()
+        for name, info in listed.items()
         if info["type"] == "file" and not name.endswith("/")
     }
     if not files and not missing_ok:
@@ -276,8 +276,8 @@ def fetch_files(
 
     fetched = new_bytes = size = 0
     failed: dict[str, str] = {}
-    shown = progress(label, len(files), "files") if label else nullcontext(lambda *_: None)
-    with shown as advance, ThreadPoolExecutor(workers) as pool:
+    bar = progress(label, len(files), "files") if label else nullcontext(lambda *_: None)
+    with bar as advance, ThreadPoolExecutor(workers) as pool:
         futures = {pool.submit(fetch, name): name for name in files}
         try:
             for future in as_completed(futures):

@@ -98,9 +98,9 @@ class _PathOrUrl:
 FilePath = Annotated[Path, _PathOrUrl()]
 
 
-def location(given: str | Path) -> Location:
+def location(place: str | Path) -> Location:
     """Parse a string as a URL or a path."""
-    return Url(given) if isinstance(given, str) and URL.fullmatch(given) else Path(given)
+    return Url(place) if isinstance(place, str) and URL.fullmatch(place) else Path(place)
 
 
 def located(given: str | Path, folder: Location) -> Location:

@@ -53,10 +53,10 @@ def write_report(folder: Path, *, show: bool = True) -> Path:
 
 def software_versions(run: Run) -> dict[str, str]:
     """Versions of the packages that made the run, according to its files."""
-    known = {name: value for name, value in (run.training.versions if run.training else {}).items() if value}
+    versions = {name: value for name, value in (run.training.versions if run.training else {}).items() if value}
     if run.evaluation:
-        known |= run.evaluation.main.results[0].provenance.packages
-    return dict(sorted({"mtnlg-eval": version("mtnlg-eval"), **known}.items()))
+        versions |= run.evaluation.main.results[0].provenance.packages
+    return dict(sorted({"mtnlg-eval": version("mtnlg-eval"), **versions}.items()))
 
 
 def build_results(run: Run) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def build_results(run: Run) -> dict[str, Any]:
         "training": run.training and json.loads(run.training.model_dump_json(exclude={"versions"})),
         "evaluation": None,
         "studies": [
-            {"file": file, "model": each.name} for found in run.studies.values() for file, each in found.items()
+            {"file": file, "model": each.name} for files in run.studies.values() for file, each in files.items()
         ],
     }
     if run.curation:

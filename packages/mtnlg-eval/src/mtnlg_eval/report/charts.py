@@ -68,7 +68,7 @@ def curves(run: Run) -> list[Chart]:
 
 
 def _source_loss(name: str, step: Step) -> float | None:
-    return found.loss if (found := step.sources.get(name)) else None
+    return source.loss if (source := step.sources.get(name)) else None
 
 
 def _curve(run: Run, title: str, about: str, series: Sequence[Series], level: float | None = None) -> Chart:
@@ -77,7 +77,7 @@ def _curve(run: Run, title: str, about: str, series: Sequence[Series], level: fl
     points: list[Points] = [
         [(s.tokens, at, s) for s in run.steps if (at := value(s)) is not None] for *_, value in series
     ]
-    values = [value for own in points for _, value, _ in own] or [0.0 if is_loss else 1.0]
+    values = [value for line in points for _, value, _ in line] or [0.0 if is_loss else 1.0]
     values += [] if level is None else [level]
     low, high, end = min(values) if is_loss else 0.0, max(values), run.steps[-1].tokens
     room = 0.05 * (high - low) if low else 0.0
@@ -89,11 +89,11 @@ def _curve(run: Run, title: str, about: str, series: Sequence[Series], level: fl
         if change.tokens <= end:
             chart.line("muted dashed", (change.tokens, y.low), (change.tokens, y.high), width=0.8)
             chart.dot(change.tokens, y.high, "muted bar", f"from {short(change.tokens)} on: {change.words}")
-    for (look, words, _), own in zip(series, points, strict=True):
-        chart.line(look, *[(tokens, value) for tokens, value, _ in _downsampled(own)])
-        for tokens, value, step in own[:: -(-len(own) // MAX_DOTS) or 1]:
+    for (look, words, _), line in zip(series, points, strict=True):
+        chart.line(look, *[(tokens, value) for tokens, value, _ in _downsampled(line)])
+        for tokens, value, step in line[:: -(-len(line) // MAX_DOTS) or 1]:
             chart.dot(tokens, value, f"{look} bar", f"step {step.step}, {words}: {value:.4g}")
-        if is_loss and own:
+        if is_loss and line:
             chart.legend.append((look, words))
     if level is not None:
         chart.line("muted dashed", (0, level), (end, level))
@@ -115,19 +115,19 @@ def _downsampled(points: Points) -> Points:
 def trends(evaluation: Evaluation) -> dict[str, list[Chart]]:
     """Shares against the examples shown, and against training tokens if several checkpoints were scored."""
     cells = evaluation.main.by_task
-    tasks = [task for task, own in cells.items() if all(cell.first.is_share for cell in own.values())]
-    found = {"shots": [_by_shots(cells[task], task) for task in tasks if len(cells[task]) > 1], "tokens": []}
+    tasks = [task for task, by_shots in cells.items() if all(cell.first.is_share for cell in by_shots.values())]
+    charts = {"shots": [_by_shots(cells[task], task) for task in tasks if len(cells[task]) > 1], "tokens": []}
     alike = [run for run in evaluation.runs if run.setting == evaluation.main.setting]
     history = sorted(alike, key=lambda run: run.model.tokens)  # they differ in the checkpoint alone
     if len({run.model.tokens for run in history}) > 1:
-        found["tokens"] = [_by_tokens(history, task) for task in tasks]
-    return found
+        charts["tokens"] = [_by_tokens(history, task) for task in tasks]
+    return charts
 
 
 def _by_shots(cells: Mapping[str, Cell], task: str) -> Chart:
     """Accuracy with its interval at every number of shots scored, beside MT-NLG's (a diamond) and chance."""
-    shown = [f"{cell.shown:.1f}".removesuffix(".0") for cell in cells.values()]
-    chart = _chart(task, steps(shown, 0.5), "the examples shown in the prompt")
+    labels = [f"{cell.shown:.1f}".removesuffix(".0") for cell in cells.values()]
+    chart = _chart(task, steps(labels, 0.5), "the examples shown in the prompt")
     for x, (asked, cell) in enumerate(cells.items()):
         chart.share(x, cell.estimate, "accent", f"{asked}-shot, {cell.shown:.1f} shown")
         published = TASKS_BY_NAME.get(task)

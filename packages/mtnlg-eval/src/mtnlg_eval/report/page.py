@@ -135,7 +135,7 @@ def _label(result: Result, run: str) -> str:
 
 
 def _link(evaluation: Evaluation, task: str, names: Sequence[str], show: str) -> str:
-    """Link to the rows of a result, beside those of a second one if given; "" without answers."""
+    """URL fragment that shows the answers to a task, compared with those of a second result; "" without answers."""
     if not evaluation.samples.keys() >= set(names):
         return ""
     return "&".join((f"#task={task}", *map("=".join, zip(("of", "with"), names, strict=False)), f"show={show}"))

@@ -52,7 +52,7 @@ BATCHES_PER_STAGE = 2
 """Batches that a stage runs ahead of the scores: one fills the pipeline, another evens out different batch times."""
 
 PIPELINE_SHARE = 2
-"""Factor by which batches are smaller in a pipeline, whose fill and drain take a batch's time per further stage."""
+"""In a pipeline, batches are this many times smaller: filling and draining takes one batch's time per extra stage."""
 
 
 class ShardedEngine:
@@ -101,8 +101,8 @@ class ShardedEngine:
         while wave := list(islice(remaining, layout.dp)):
             new = generate_batch(self._decoder, self.tokenizer, wave[place.dp]) if place.dp < len(wave) else list[Any]()
             self.shard.wait_for_sends()
-            found = all_gather_json(new if place.tp == place.pp == 0 else [], HOST, self._hosts)
-            yield from (found[layout.rank(0, 0, replica)] for replica in range(len(wave)))
+            texts = all_gather_json(new if place.tp == place.pp == 0 else [], HOST, self._hosts)
+            yield from (texts[layout.rank(0, 0, replica)] for replica in range(len(wave)))
 
 
 class ReplicaDecoder:

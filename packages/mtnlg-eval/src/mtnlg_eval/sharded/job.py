@@ -28,25 +28,25 @@ def submit(context: typer.Context) -> None:
     The table of settings is that of a recipe; options of sbatch and srun, and setup lines, are added to it. A layout
     that does not fit a model that is here raises ``UsageFailure``.
     """
-    given, table = context.params, Slurm()
-    layout, recipe = given["layout"], given["slurm"]
+    params, table = context.params, Slurm()
+    layout, recipe = params["layout"], params["slurm"]
     if recipe:  # of which the rest may need what a training has, such as its data
         path, content = read_toml(recipe, FILE)
         table = validate(content.get("slurm", {}), Slurm, f"{path}: slurm")
     job = slurm.Job(
         "mtnlg-eval run",
-        given["out"],
+        params["out"],
         Layout(**parse_layout(layout)) if layout else Layout(),
-        table.model_copy(update={"setup": (*table.setup, *(given["setup"] or ()))}),
-        given["sbatch"] or (),
-        given["srun"] or (),
-        given["ranks_per_node"],
+        table.model_copy(update={"setup": (*table.setup, *(params["setup"] or ()))}),
+        params["sbatch"] or (),
+        params["srun"] or (),
+        params["ranks_per_node"],
     )
-    checkpoint = Path(given["checkpoint"])  # of the hub unless there is one
+    checkpoint = Path(params["checkpoint"])  # of the hub unless there is one
     if layout and checkpoint.is_dir() and (error := evaluation_error(job.layout, read_initial(checkpoint, 1).config)):
         raise UsageFailure(f"--layout {layout}: {error}")
     script = slurm.script_of_ranks(job, "mtnlg_eval.cli", ["run", *_words(context)])
-    if given["dry_run"]:
+    if params["dry_run"]:
         typer.echo(script, nl=False)
     else:
         slurm.submit(job, script)

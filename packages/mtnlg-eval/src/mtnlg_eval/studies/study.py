@@ -62,8 +62,8 @@ class Study(Record):
 
 def study_class(name: str) -> type[Study]:
     """The class of the study of this name."""
-    found: type[Study] = import_module(f"{__package__}.{name}").STUDY
-    return found
+    study: type[Study] = import_module(f"{__package__}.{name}").STUDY
+    return study
 
 
 def run_study(

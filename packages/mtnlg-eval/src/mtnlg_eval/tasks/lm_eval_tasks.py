@@ -60,8 +60,8 @@ def installed_code_alone() -> Iterator[None]:
     def find_installed(name: str, folder: Path) -> Callable[..., Any]:
         if not any(folder.is_relative_to(each) for each in installed):
             raise Failure(f"{folder}: !function {name} runs code; pass --trust-task-code if you trust its author")
-        found: Callable[..., Any] = find(name, folder)
-        return found
+        function: Callable[..., Any] = find(name, folder)
+        return function
 
     def get_installed(name: str, fetched: bool = False) -> Callable[..., Any] | None:
         if fetched or name not in METRIC_REGISTRY:

@@ -70,8 +70,8 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
 
     A missing setting has transformers' default, which differs from ours in one: top_k = 50. Raises ``Failure``.
     """
-    given = parse_json(read_chat_files(folder).get(GENERATION, b"{}"), _Sampling, folder / GENERATION)
-    settings: dict[str, float] = given.model_dump(exclude_none=True)
+    sampling = parse_json(read_chat_files(folder).get(GENERATION, b"{}"), _Sampling, folder / GENERATION)
+    settings: dict[str, float] = sampling.model_dump(exclude_none=True)
     if settings.pop("do_sample", False):
         settings = {"temperature": 1.0, "top_k": 50, **settings}
     else:
@@ -103,8 +103,8 @@ def named_tokens(folder: Path, tokenizer: tokenizers.Tokenizer) -> NamedTokens:
     config, generation = (parse_json(files.get(name, b"{}"), _Tokens, folder / name) for name in (CONFIG, GENERATION))
     names = [token.content if isinstance(token, _Token) else token for token in (config.bos_token, config.eos_token)]
     begin, end = ((number,) if (number := tokenizer.token_to_id(name or "")) is not None else () for name in names)
-    given = generation.eos_token_id
-    numbers = (given,) if isinstance(given, int) else given or ()
+    end_tokens = generation.eos_token_id
+    numbers = (end_tokens,) if isinstance(end_tokens, int) else end_tokens or ()
     return NamedTokens(begin, (*end, *(number for number in numbers if tokenizer.id_to_token(number) is not None)))
 
 

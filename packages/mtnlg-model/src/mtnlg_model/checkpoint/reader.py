@@ -301,8 +301,8 @@ def save(  # noqa: PLR0917  (public interface)
 
 def load(decoder: Decoder, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Fill a complete decoder, and Adam's moments in ``optimizer``. Raises ``CheckpointError`` if the models differ."""
-    for field, own, stored in differences(decoder.config, checkpoint.config, TRAINING_ONLY):
-        raise CheckpointError(f"{checkpoint.directory}: {field} = {stored} where the decoder has {own}")
+    for field, ours, stored in differences(decoder.config, checkpoint.config, TRAINING_ONLY):
+        raise CheckpointError(f"{checkpoint.directory}: {field} = {stored} where the decoder has {ours}")
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if _fits(parameter, checkpoint.shape(name), checkpoint.dtype(name)):

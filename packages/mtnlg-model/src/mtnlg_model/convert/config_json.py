@@ -83,10 +83,10 @@ def read_family(
     """`from_config_json` of a folder, with the vocabulary padded to a multiple of ``vocabulary_multiple``."""
     path = own_file(folder, CONFIG)
     content = read_object(path, "; is it a Hugging Face folder?")
-    found, config = from_config_json(content, str(path), sequence, family)
+    definition, config = from_config_json(content, str(path), sequence, family)
     padding = -config.vocabulary % vocabulary_multiple
     padded = {"vocabulary": config.vocabulary + padding, "vocabulary_padding": padding}
-    return found, config.model_copy(update=padded)
+    return definition, config.model_copy(update=padded)
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -120,23 +120,23 @@ def from_config_json(
         )
     if content.get(QUANTIZED) is not None:
         raise Failure(f"{place}: {QUANTIZED} = {content[QUANTIZED]!s:.100}: quantized weights are not supported")
-    found = load_family(family or str(model_type))
-    content = _by_usual_names(content, found, place)
-    rotary = _rotary_fields(content, found, place, sequence)
-    values = {name: _value({**content, **rotary}, name, field, place) for name, field in found.fields.items()}
+    definition = load_family(family or str(model_type))
+    content = _by_usual_names(content, definition, place)
+    rotary = _rotary_fields(content, definition, place, sequence)
+    values = {name: _value({**content, **rotary}, name, field, place) for name, field in definition.fields.items()}
     settings: dict[str, Any] = {"rotary_scaling": rotary.get("scaling")}
-    for name, field in found.fields.items():
+    for name, field in definition.fields.items():
         for ours in field.sets.split() if values[name] is not None else ():
             if settings.setdefault(ours, values[name]) != values[name]:
                 raise Failure(f"{place}: {name} = {values[name]!s:.100}: only {settings[ours]!s:.100} is supported")
     said = {**values, **settings}
     kind: dict[str, object] = {}
     with suppress(ArithmeticError):  # of sizes that `ModelConfig` refuses
-        kind = {name: value(said) if callable(value) else value for name, value in found.kind.items()}
+        kind = {name: value(said) if callable(value) else value for name, value in definition.kind.items()}
     config = validate({**kind, **settings}, ModelConfig, place)
     if (
-        found.rotary_fields
-        and "head_dim" not in found.fields
+        definition.rotary_fields
+        and "head_dim" not in definition.fields
         and content.get("head_dim") not in (None, config.head_size)
     ):
         raise Failure(f"{place}: head_dim = {content['head_dim']!s:.100}: only {config.head_size} is supported")
@@ -146,7 +146,7 @@ def from_config_json(
                 f"{place}: --sequence {sequence}: only rotary positions up to {config.sequence} can be limited"
             )
         config = config.model_copy(update={"sequence": sequence})
-    return found.of(config), _by_layer(content, values, found, config, place)
+    return definition.of(config), _by_layer(content, values, definition, config, place)
 
 
 def to_config_json(config: ModelConfig, family: str | None = None) -> tuple[Family, dict[str, Any]]:
@@ -156,19 +156,19 @@ def to_config_json(config: ModelConfig, family: str | None = None) -> tuple[Fami
     """
     # Settings that change no logit or have no field: dropout, the layer scaling that softmax undoes, initial weights.
     plain = {"dropout": 0.0, "scale_attention_by_layer": False, "init_std": config.std}
-    wanted = config.unpadded.model_copy(update=plain)
+    expected = config.unpadded.model_copy(update=plain)
     names = [family] if family else list(references())
     for name in names:
-        found = load_family(name)
-        content = {"model_type": name, "architectures": [found.architecture], **_fields(wanted, found)}
+        definition = load_family(name)
+        content = {"model_type": name, "architectures": [definition.architecture], **_fields(expected, definition)}
         try:
             read = from_config_json(content, "", family=name)[1]
         except Failure:
             continue
-        if read.model_copy(update=plain) == wanted:
-            dropout = {key: config.dropout for key, field in found.fields.items() if field.sets == "dropout"}
-            return found.of(config), {**content, **dropout}
-    kind = ", ".join(f"{name} = {value}" for name, value in wanted.beyond_gpt.items())
+        if read.model_copy(update=plain) == expected:
+            dropout = {key: config.dropout for key, field in definition.fields.items() if field.sets == "dropout"}
+            return definition.of(config), {**content, **dropout}
+    kind = ", ".join(f"{name} = {value}" for name, value in expected.beyond_gpt.items())
     raise Failure(f"no family of {', '.join(names)} has a decoder with {kind or 'these settings'}; cannot be exported")
 
 
@@ -198,9 +198,9 @@ def _fields(config: ModelConfig, family: Family) -> dict[str, Any]:
 
 def _by_usual_names(content: Fields, family: Family, place: str) -> dict[str, Any]:
     """The fields, with aliases replaced by their usual names. Raises ``Failure`` if a field and its alias differ."""
-    given = {key: value for key, value in content.items() if value is not None}
-    renamed = {family.aliases[key]: value for key, value in given.items() if key in family.aliases}
-    _require_equal(given, renamed, place)
+    fields = {key: value for key, value in content.items() if value is not None}
+    renamed = {family.aliases[key]: value for key, value in fields.items() if key in family.aliases}
+    _require_equal(fields, renamed, place)
     defaults = {ORIGINAL: family.fields[ORIGINAL].default} if ORIGINAL in family.fields else {}
     return {**defaults, **content, **renamed}
 
@@ -312,11 +312,11 @@ def _rotary_table(table: Any, content: Fields, place: str, sequence: int | None)
             raise Failure(f"{place}: {SLIDING} = {sliding!s:.100}: only rope_type default is supported")
         local = {LOCAL_BASE: sliding.get("rope_theta")}
     table = {key: value for key, value in table.items() if value is not None}
-    found = local | {key: table[key] for key in ("rope_theta", "partial_rotary_factor") if key in table}
+    fields = local | {key: table[key] for key in ("rope_theta", "partial_rotary_factor") if key in table}
     kind = str(table.get("rope_type", table.get("type", "default")))
     kind = "longrope" if kind == "su" else kind  # its former name
     if kind in {"default", "dynamic"}:  # dynamic changes the base only beyond the sequence
-        return found
+        return fields
     if kind not in SCALINGS:
         raise Failure(f"{place}: rope_type = {kind:.100}: only default, dynamic, {', '.join(SCALINGS)} are supported")
     if content.get(ORIGINAL) is not None:
@@ -330,7 +330,7 @@ def _rotary_table(table: Any, content: Fields, place: str, sequence: int | None)
     except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise Failure(f"{place}: {kind}: {error or type(error).__name__}") from None
     settings = {ours: table[theirs] for theirs, ours in names.items() if theirs in table}
-    return {**found, "scaling": validate(settings, model, place).model_dump(mode="json")}
+    return {**fields, "scaling": validate(settings, model, place).model_dump(mode="json")}
 
 
 def _derived(kind: str, table: Fields, content: Fields, sequence: int | None) -> dict[str, Any]:

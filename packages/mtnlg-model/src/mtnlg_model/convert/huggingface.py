@@ -52,13 +52,13 @@ def export_huggingface(
     this decoder, unless ``family`` names one. Raises ``Failure`` if none does, or if a file is damaged.
     """
     folder, config = local_path(folder), checkpoint.config
-    found, content = to_config_json(config, family)
+    definition, content = to_config_json(config, family)
     checkpoint.verify_weights()
     groups: dict[str, list[str]] = {}
     specs: dict[str, TensorSpec] = {}
     for name in checkpoint.names:
-        shapes = their_shapes(found, config, name)
-        groups |= dict.fromkeys(shapes, found.group(name)[0])
+        shapes = their_shapes(definition, config, name)
+        groups |= dict.fromkeys(shapes, definition.group(name)[0])
         specs |= {key: TensorSpec(checkpoint.dtype(name), shape) for key, shape in shapes.items()}
     converted: dict[str, Tensor] = {}
 
@@ -66,7 +66,7 @@ def export_huggingface(
         if key not in converted:
             converted.clear()
             group = groups[key]
-            converted.update(to_theirs(found, config, group[0], *(checkpoint.tensor(name) for name in group)))
+            converted.update(to_theirs(definition, config, group[0], *(checkpoint.tensor(name) for name in group)))
         if advance:
             advance(1)
         return converted[key]
@@ -97,7 +97,7 @@ def export_huggingface(
         # Other tokenizer classes of transformers 5 build another tokenizer from the vocabulary in tokenizer.json.
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         write_json(partial / CONFIG, settings)
-    return found.architecture
+    return definition.architecture
 
 
 def import_huggingface(

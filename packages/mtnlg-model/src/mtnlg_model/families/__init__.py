@@ -37,10 +37,10 @@ def references() -> dict[str, str]:
 
 def load_family(name: str) -> Family:
     """The family of a name or a reference. Raises ``UsageFailure`` listing the names if it is neither."""
-    known = references()
-    reference = known.get(name, name)
+    names = references()
+    reference = names.get(name, name)
     if ":" not in reference:
-        raise UsageFailure(f"family {name:.100}: unknown; {', '.join(known)}, package.module:name or file.py:name")
+        raise UsageFailure(f"family {name:.100}: unknown; {', '.join(names)}, package.module:name or file.py:name")
     return _load(reference)
 
 

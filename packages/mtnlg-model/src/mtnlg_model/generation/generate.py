@@ -214,19 +214,19 @@ def stream_text(  # noqa: PLR0917  (as complete)
 
 
 def _text_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of tokens, the continuation of other text, in whole characters; last what is left of one.
+    """Yield the text of tokens that continue a text, in whole characters; at the end also an incomplete character.
 
     Each token is decoded together with the tokens of the previous piece, since decoders join and trim neighbours.
     """
     recent: list[int] = []
-    known, text, length = 0, "", 0
+    previous, text, length = 0, "", 0
     for token in tokens:
         recent.append(token)
         text = tokenizer.decode_behind(recent)
-        length = len(tokenizer.decode_behind(recent[:known]))
+        length = len(tokenizer.decode_behind(recent[:previous]))
         if not 0 < len(text) - len(text.rstrip(REPLACEMENT)) < 4:  # a character has four bytes at most
             yield text[length:]
-            recent, known, length = recent[known:], len(recent) - known, len(text)
+            recent, previous, length = recent[previous:], len(recent) - previous, len(text)
     yield text[length:]
 
 

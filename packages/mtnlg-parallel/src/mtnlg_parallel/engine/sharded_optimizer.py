@@ -254,9 +254,9 @@ class PutOff:
         self.products.append(product)
         self.run(self._most or 0)
 
-    def run(self, left: int) -> None:
+    def run(self, remaining: int) -> None:
         """Run the oldest until ``left`` remain; none with ``most`` None."""
-        while self._most is not None and len(self.products) > max(left, 0):
+        while self._most is not None and len(self.products) > max(remaining, 0):
             self.products.popleft()()
 
 
@@ -388,10 +388,10 @@ class ShardedOptimizer:
 
     def wait_before(self, module: Module, backward: bool) -> None:
         """Make a module's forward wait until its weights are gathered; and its ``backward``, if they are sharded."""
-        own = [*module.parameters()]
+        parameters = [*module.parameters()]
 
         def wait(*_: object) -> None:
-            self.wait_for(*own)
+            self.wait_for(*parameters)
 
         def watch(_module: Module, _inputs: object, output: Tensor) -> None:
             if output.requires_grad:

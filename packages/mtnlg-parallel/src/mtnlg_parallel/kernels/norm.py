@@ -45,8 +45,8 @@ from .tiles import (
 )
 
 GROUP: Final = {"ROWS": 128, "STRIDE": 2, "COLUMNS": 256, "PART": 10240, "STAGES": 4, "num_warps": 4, "maxnreg": 128}
-"""Backward: rows per group; rows per step and columns of a program's results; columns of a partial sum of m and n;
-steps whose loads are in flight together, through shared memory; and registers, so that four programs run at a time."""
+"""Tiles of the backward kernel. ROWS: rows per group. STRIDE: rows per step. COLUMNS: columns of a program's results.
+PART: columns per partial sum of m and n. STAGES: steps loaded ahead. maxnreg: lets four programs run at a time."""
 
 FEWEST_PROGRAMS, FEW_ROWS = 4 * 132, 32
 """Four programs per multiprocessor of an H100, and the rows per group if groups of `GROUP` make fewer programs: for 256

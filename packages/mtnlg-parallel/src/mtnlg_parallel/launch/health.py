@@ -67,17 +67,17 @@ def check(recipe: Recipe, out: Path, device: torch.device) -> None:
         flops = 0.0
     except RuntimeError as error:  # of CUDA; after most of them the device takes no more work
         raise UnfitNode(f"{name}: {str(error).splitlines()[0]}; leave that node out") from error
-    found = all_gather_json([str(failure or ""), f"{name}, {_device_name(device)}", flops], device)
+    reports = all_gather_json([str(failure or ""), f"{name}, {_device_name(device)}", flops], device)
     if rank.rank == 0:
         (out / f"{PROBE}{token}").unlink(missing_ok=True)
     if failure:
         raise failure
-    if lines := [line for line, _, _ in found if line]:
+    if lines := [line for line, _, _ in reports if line]:
         raise PeerFailure(f"rank {rank.rank} stops: {lines[0]}")
     if rank.rank == 0:
-        rates = {device: rate / 1e12 for _, device, rate in found}
+        rates = {device: rate / 1e12 for _, device, rate in reports}
         measured = f"{statistics.median(rates.values()):.3g} TFLOP/s per GPU, " if any(rates.values()) else ""
-        say(f"checked {len(found):,} ranks, {measured}{shutil.disk_usage(out).free / 1e9:,.3g} GB free")
+        say(f"checked {len(reports):,} ranks, {measured}{shutil.disk_usage(out).free / 1e9:,.3g} GB free")
         for line in slow_devices(rates)[:MAX_NAMED]:
             say(f"WARNING: slow, and all ranks wait for the slowest: {line}")
 

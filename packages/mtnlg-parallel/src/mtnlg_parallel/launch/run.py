@@ -218,8 +218,10 @@ def submit(run: TrainingRun, sbatch: Sequence[str], ranks_per_node: int, dry_run
     except FolderInUse as working:
         if not run.resume:
             raise UsageFailure(f"{working}; --no-resume would delete what it has trained") from None
-        if found := differences(read_recipe(out / RECIPE), recipe, WAITING_MAY_DIFFER):
-            raise UsageFailure(f"{working}; its ranks read the recipe at each restart, and {changes(found)}") from None
+        if changed := differences(read_recipe(out / RECIPE), recipe, WAITING_MAY_DIFFER):
+            raise UsageFailure(
+                f"{working}; its ranks read the recipe at each restart, and {changes(changed)}"
+            ) from None
         say(f"{out}: a run is using this folder; the job waits for it")
     slurm.submit(job, script)
 

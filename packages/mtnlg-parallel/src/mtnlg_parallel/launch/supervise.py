@@ -198,8 +198,8 @@ def stopped_line(out: Path, stop_signal: int) -> str:
 
 def as_rank_failure(error: Exception) -> Exception:
     """Convert the error that ends a rank so that its exit status says whether another attempt may succeed."""
-    known = hasattr(error, "exit_status")  # a Failure, of mtnlg_data's too
-    if known or isinstance(error, MISTAKES) or cause_of(error_status(error)) != "person":
+    is_failure = hasattr(error, "exit_status")  # a Failure, of mtnlg_data's too
+    if is_failure or isinstance(error, MISTAKES) or cause_of(error_status(error)) != "person":
         return error
     return RankCrash(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
 

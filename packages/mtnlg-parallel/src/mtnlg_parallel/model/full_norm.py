@@ -32,7 +32,7 @@ class HeadNorms(decoder.HeadNorms):
         self.slicing, self.copies = slicing, max(1, slicing.degree // heads)
 
     def scale(self, width: int) -> Tensor:
-        """Factors of this rank's ``width`` values, in fp32."""
+        """The norm's weights for this rank's ``width`` elements, in fp32."""
         first = self.slicing.rank // self.copies * width
         return self.weight[first : first + width].float() + self.zero_centered  # type: ignore[no-any-return]  # Any
 
@@ -43,7 +43,7 @@ class FullNorm(HeadNorms):
     def forward(self, x_H: Tensor) -> Tensor:
         """[..., H of this rank] -> [..., H of this rank]."""
         exact_H = x_H.float()
-        own = exact_H.square().sum(-1, keepdim=True) / self.copies
-        squares = sequence_parallel.sum_over_ranks(own, self.slicing.group, used_differently=True)
+        local_H = exact_H.square().sum(-1, keepdim=True) / self.copies
+        squares = sequence_parallel.sum_over_ranks(local_H, self.slicing.group, used_differently=True)
         scale_H: Tensor = (squares / self.width[0] + self.eps).rsqrt() * self.scale(x_H.shape[-1])
         return (exact_H * scale_H).type_as(x_H)

@@ -78,8 +78,8 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
     starts = [event for event in events if event["event"] == "start"]
     state, progress, end = _state(out, recipe, events, recent, now), _progress(recipe, recent), None
     if state.word == "running":  # at the pace of recent steps, including their checkpoints and validations
-        left = max(0, recipe.train.samples - progress["samples"]) * recipe.model.sequence
-        end = _written(out / metrics.FILE) + left / progress["tokens_per_second"]
+        remaining_tokens = max(0, recipe.train.samples - progress["samples"]) * recipe.model.sequence
+        end = _written(out / metrics.FILE) + remaining_tokens / progress["tokens_per_second"]
     return {
         "out": str(out),
         "state": state.word,

@@ -131,8 +131,8 @@ class LearningRate:
         if samples <= self.peak_end:
             return self.peak
         decayed = (samples - self.peak_end) / (self.decay - self.peak_end)
-        left = (1 + math.cos(math.pi * decayed)) / 2 if self.shape == "cosine" else 1 - decayed
-        return self.floor + (self.peak - self.floor) * left
+        remaining = (1 + math.cos(math.pi * decayed)) / 2 if self.shape == "cosine" else 1 - decayed
+        return self.floor + (self.peak - self.floor) * remaining
 
 
 @dataclass(frozen=True)

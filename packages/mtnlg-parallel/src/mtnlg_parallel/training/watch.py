@@ -136,13 +136,13 @@ class Watch:
         self, samples: int, losses: Sequence[Mapping[str, tuple[float, float]]]
     ) -> dict[str, dict[str, float]]:
         """For each source: tokens read, passes over it, and the mean of its losses on all ranks."""
-        found = {}
+        sources = {}
         for source, (count, passes) in self._stream.read(samples).items():
             totals, counts = zip((0.0, 0), *(rank[source] for rank in losses if source in rank), strict=True)
-            found[source] = {"tokens": count * self._recipe.model.sequence, "passes": passes}
+            sources[source] = {"tokens": count * self._recipe.model.sequence, "passes": passes}
             if sum(counts):
-                found[source] |= _finite({"loss": math.fsum(totals) / sum(counts)})
-        return found
+                sources[source] |= _finite({"loss": math.fsum(totals) / sum(counts)})
+        return sources
 
     def _losses_by_source(self) -> dict[str, tuple[float, float]]:
         """(sum, number) of each source's losses since the last measurement; empty except on one rank per dp and cp.
@@ -205,11 +205,11 @@ class Watch:
         if layout.world == 1:
             return
         excess = []
-        for rank, own in enumerate(seconds):
+        for rank, rank_seconds in enumerate(seconds):
             others = [other for other in range(layout.world) if other != rank]
             peers = [other for other in others if layout.coordinates(other).pp == layout.coordinates(rank).pp]
             usual = median(seconds[other] for other in peers or others)
-            excess.append((own / usual, own - usual, rank))
+            excess.append((rank_seconds / usual, rank_seconds - usual, rank))
         ratio, step["slowest_by"], rank = max(excess)
         before, self._slowest = self._slowest, rank if ratio > SLOW else -1
         step["slowest_rank"] = rank

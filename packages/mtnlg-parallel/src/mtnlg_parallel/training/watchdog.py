@@ -262,27 +262,27 @@ def diagnose(layout: Layout, heartbeats: dict[int, Heartbeat | None]) -> Verdict
     """
     if absent := [_name(layout, rank) for rank, heartbeat in heartbeats.items() if heartbeat is None]:
         return Verdict(f"{_shortened(absent)} {'have' if len(absent) > 1 else 'has'} not begun, or ended")
-    known = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat}
-    traces = {rank: heartbeat.trace for rank, heartbeat in known.items() if heartbeat.trace}
-    busy = {rank: heartbeat for rank, heartbeat in known.items() if heartbeat.stack != "communication"}
+    reported = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat}
+    traces = {rank: heartbeat.trace for rank, heartbeat in reported.items() if heartbeat.trace}
+    busy = {rank: heartbeat for rank, heartbeat in reported.items() if heartbeat.stack != "communication"}
     missing, collective = missing_ranks(traces)
     missed = {rank: text for rank, text in missing.items() if rank in busy}
     evident = [rank for rank, heartbeat in busy.items() if heartbeat.phase or heartbeat.stack == "data"]
-    if not missed and len(evident) in {0, len(known)}:
+    if not missed and len(evident) in {0, len(reported)}:
         if collective:
             return Verdict(f"all ranks have entered {collective}, which does not end: a GPU or the network hangs")
         if not busy:
             return Verdict("every rank waits for the others in communication")
-        places = {heartbeat.doing for heartbeat in known.values()}
-        if len(known) > len(places) == 1:
+        places = {heartbeat.doing for heartbeat in reported.values()}
+        if len(reported) > len(places) == 1:
             return Verdict(f"every rank is {places.pop()}")
     culprits = list(missed) or evident or list(busy)
     lines = [
         f"{_name(layout, rank)} is {busy[rank].doing}" + (f" and {missed[rank]}" if rank in missed else "")
         for rank in culprits
     ]
-    left = min(busy[rank].left for rank in culprits)
-    return Verdict(_shortened(lines, "; "), _node(busy[rank] for rank in culprits), left)
+    remaining = min(busy[rank].left for rank in culprits)
+    return Verdict(_shortened(lines, "; "), _node(busy[rank] for rank in culprits), remaining)
 
 
 def _node(heartbeats: Iterable[Heartbeat | None]) -> str:

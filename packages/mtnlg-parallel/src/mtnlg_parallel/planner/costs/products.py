@@ -39,7 +39,7 @@ ALIGNED: Final = 8
 """16-bit elements in the 16 bytes that a multiprocessor loads at once."""
 
 MISALIGNED: Final = 0.065
-"""Relative rate of products with rows that are not aligned so. Fitted: trials of BLOOM with heads 150 and 108 wide."""
+"""Rate relative to aligned rows (`ALIGNED`). Fitted to trials of BLOOM with heads of 150 and 108 elements."""
 
 
 def _sustained(height: int, width: int) -> float:
