@@ -8,6 +8,7 @@ page shows as output must come: numbers may differ, as times do, but where the b
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from typer.main import get_command
 
@@ -31,6 +33,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 FENCE = re.compile(r"^```(\{code-block\} )?(\w+)\n((?::[^\n]*\n)*)(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN, SHOWN = {"bash", "python"}, {"text", "toml", "json", "yaml"}
 PACKAGES = ("data", "model", "parallel", "eval")
+needs_site = pytest.mark.skipif(not (SITE / "index.html").exists(), reason="nox -s docs has not built the site")
 
 
 class Block(NamedTuple):
@@ -269,7 +272,7 @@ class Assets(HTMLParser):
         self.fetched += [str(value) for name, value in attrs if name in names]
 
 
-@pytest.mark.skipif(not (SITE / "index.html").exists(), reason="nox -s docs has not built the site")
+@needs_site
 def test_the_site_loads_nothing_from_elsewhere() -> None:
     pages = sorted(SITE.rglob("*.html"))
     assert len(pages) > 60
@@ -282,7 +285,18 @@ def test_the_site_loads_nothing_from_elsewhere() -> None:
         assert not found, style
 
 
-@pytest.mark.skipif(not (SITE / "index.html").exists(), reason="nox -s docs has not built the site")
+@needs_site
+@pytest.mark.parametrize(
+    ("word", "guide"),
+    [("dedup", "deduplicate"), ("finetun", "fine-tune"), ("finetun", "continue-pretraining"), ("resum", "steer-a-run")],
+)
+def test_the_site_finds_a_guide_by_the_stem_of_a_word(word: str, guide: str) -> None:
+    text = (SITE / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    assert index["docnames"].index(f"how-to/{guide}") in [*np.atleast_1d(index["terms"][word])]
+
+
+@needs_site
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_site_has_every_public_name_and_command(package: str) -> None:
     names = importlib.import_module(f"mtnlg_{package}").__all__

@@ -2,6 +2,7 @@
 var Scorer = {
   score: ([docname, title, anchor, description, score]) => {
     if (/^(how-to|tutorials)\/(?!index)/.test(docname)) return score + 10;
+    if (/^reference/.test(docname)) return score - 5;
     if (/^(decisions|changes|paper)/.test(docname)) return score - 10;
     return score;
   },
