@@ -160,7 +160,7 @@ def test_a_flipped_byte_is_found_and_named(
         implementation.Checkpoint.open(folder).verify()
 
 
-def test_the_digest_depends_on_the_weights_alone(
+def test_digest_depends_only_on_weights(
     implementation: ModuleType, tensors: Tensors, write: Write, tmp_path: Path
 ) -> None:
     one = implementation.Checkpoint.open(write(tmp_path / "1", tensors))

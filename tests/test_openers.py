@@ -343,7 +343,7 @@ def test_no_reader_opens_what_is_no_regular_file(tmp_path: Path, name: str, kind
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_links_are_followed_for_users_files_alone(tmp_path: Path, name: str) -> None:
+def test_links_are_followed_for_users_files_only(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     path = place(case, tmp_path)
     plain = outcome(case, path)

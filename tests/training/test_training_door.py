@@ -86,7 +86,7 @@ def test_a_process_can_train_again_after_a_failure(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_stream_callback_and_tracker_of_ones_own(ranks: int, tmp_path: Path) -> None:
+def test_custom_stream_callback_and_tracker(ranks: int, tmp_path: Path) -> None:
     """A callback stops the run at its step, with a checkpoint; the same call resumes it."""
     script = tmp_path / "own.py"
     script.write_text(SCRIPT)

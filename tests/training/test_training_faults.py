@@ -60,7 +60,7 @@ def test_resumed_run_skips_the_same_steps(
     assert runs[1] == runs[0]
 
 
-def test_seconds_are_those_of_the_whole_step(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+def test_seconds_cover_the_whole_step(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     recipe = recipe_of((1, 1, 2), samples=48, ramp=None, validation_every=2, checkpoint_every=3)
     run_ranks("train", [recipe], data=data, outs=[tmp_path], faults={"clock": 100.0})
     steps = list(read_steps(tmp_path))

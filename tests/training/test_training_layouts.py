@@ -140,7 +140,7 @@ UNTIED = {"layers": 3, "tied": False, "positions": "rotary", "mlp": "swiglu", "k
     [("fp32", {}, "none"), ("fp32", UNTIED, "full"), ("bf16", {}, "full"), ("bf16", UNTIED, "selective")],
     ids=["fp32-tied", "fp32-untied", "bf16-tied", "bf16-untied"],
 )
-def test_sharding_changes_the_order_of_sums_alone(  # noqa: PLR0917  (a case is four of them)
+def test_sharding_changes_only_the_order_of_sums(  # noqa: PLR0917  (a case is four of them)
     run_ranks: RunRanks, data: Path, tmp_path: Path, dp: int, precision: str, model: Json, recompute: str
 ) -> None:
     """Ranks' gradients are summed per micro-batch: with one of two ranks each bit is the same, also after a resume."""

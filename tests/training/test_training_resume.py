@@ -33,7 +33,7 @@ def died(run_ranks: RunRanks, data: Path, tmp_path_factory: pytest.TempPathFacto
     return out
 
 
-def test_ranks_resume_what_rank_0_sees(run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path) -> None:
+def test_ranks_resume_the_checkpoint_of_rank_0(run_ranks: RunRanks, data: Path, died: Path, tmp_path: Path) -> None:
     out = shutil.copytree(died, tmp_path / "out")
     before = list(read_steps(out))
     recipe = recipe_of((1, 1, 2), **RECIPE)

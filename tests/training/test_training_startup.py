@@ -19,7 +19,7 @@ def test_every_process_group_waits_longer_than_the_watchdog(run_ranks: RunRanks,
         assert set(timeouts) == {760.0}
 
 
-def test_every_rank_is_in_as_many_groups(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
+def test_every_rank_joins_equally_many_groups(run_ranks: RunRanks, data: Path, tmp_path: Path) -> None:
     """torch names a group that is made by its own ranks alone by how many each of them has: else they wait for ever.
 
     Of three stages only the outer two share the token table, and have a group for it.

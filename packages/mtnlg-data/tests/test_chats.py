@@ -104,7 +104,7 @@ def test_training_targets_are_the_answers(tmp_path: Path, template: str, end: st
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED], ids=["plain", "marked"])
-def test_tokens_and_masks_are_those_of_transformers(tmp_path: Path, template: str) -> None:
+def test_tokens_and_masks_match_transformers(tmp_path: Path, template: str) -> None:
     transformers = pytest.importorskip("transformers")
     model = model_folder(tmp_path / "model", template)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"), chat_template=template)
@@ -138,7 +138,7 @@ def test_prompts_and_answers_are_chats(tmp_path: Path) -> None:
         ({0: {"train": True}}, "unknown_weight"),
     ],
 )
-def test_weights_say_which_answers_are_learned(
+def test_message_weights_select_learned_answers(
     tmp_path: Path, template: str, weights: dict[int, dict[str, Any]], expected: list[int] | str
 ) -> None:
     model = model_folder(tmp_path / "model", template)
@@ -153,7 +153,7 @@ def test_weights_say_which_answers_are_learned(
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("large", [False, True])
-def test_chats_of_tables_are_those_of_json_lines(tmp_path: Path, kind: str, large: bool) -> None:
+def test_chats_in_tables_match_json_lines(tmp_path: Path, kind: str, large: bool) -> None:
     calls: list[dict[str, Any]] = [{"name": "map", "tags": [{"a": "x"}, {"b": "y"}]}, {"id": "1"}]
     chats = [CHAT, [CHAT[1] | {"calls": calls}, CHAT[2] | {"weight": 1}, CHAT[3], CHAT[4] | {"weight": 0}]]
     rows = pa.table({"messages": chats})

@@ -175,7 +175,7 @@ DAMAGE: dict[str, tuple[bytes, str | None, str]] = {
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("name", DAMAGE)
-def test_broken_records_are_dropped_alone(tmp_path: Path, name: str, compressed: bool) -> None:
+def test_only_broken_records_are_dropped(tmp_path: Path, name: str, compressed: bool) -> None:
     damage, *reasons = DAMAGE[name]
     if (reason := reasons[compressed]) is None:
         pytest.skip("only a compressed file holds so much")
@@ -261,7 +261,7 @@ def test_real_and_malformed_crawl_files_are_read_to_their_end(
 
 
 @pytest.mark.parametrize("name", ["commoncrawl_16.warc.gz", "dolma-0000.warc.gz", "malformed/example.warc.gz"])
-def test_pages_are_those_that_warcio_reads(samples: Path, name: str) -> None:
+def test_warc_pages_match_warcio(samples: Path, name: str) -> None:
     from warcio.archiveiterator import ArchiveIterator
 
     with (samples / "web" / name).open("rb") as file:
@@ -297,7 +297,7 @@ def test_a_record_that_only_fastwarc_takes_hides_no_other(tmp_path: Path, length
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_a_file_cut_within_a_header_loses_that_record_alone(tmp_path: Path, compressed: bool) -> None:
+def test_file_cut_within_a_header_loses_only_that_record(tmp_path: Path, compressed: bool) -> None:
     whole = [corpus.record(b"<p>%d" % number) for number in range(3)]
     content = whole[0] + whole[1] + whole[2][:20]
     pages, dropped = read(crawl(tmp_path / "c.warc", [content], compressed=compressed))
@@ -401,7 +401,7 @@ def arc(path: Path, records: list[bytes], *, compressed: bool) -> Path:
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_arc_pages_are_those_that_warcio_reads(tmp_path: Path, compressed: bool) -> None:
+def test_arc_pages_match_warcio(tmp_path: Path, compressed: bool) -> None:
     from warcio.archiveiterator import ArchiveIterator
 
     chunked = "Content-Type: text/html; charset=koi8-r\r\nTransfer-Encoding: chunked"

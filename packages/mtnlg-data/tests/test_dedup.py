@@ -250,7 +250,7 @@ def test_texts_in_memory_have_the_same_components_and_keep_the_first(tmp_path: P
         (["one"], {"treshold": 0.9}, Failure, "did you mean threshold"),
     ],
 )
-def test_what_is_no_list_of_texts_is_an_error(
+def test_input_other_than_a_list_of_texts_is_refused(
     texts: list[str], settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

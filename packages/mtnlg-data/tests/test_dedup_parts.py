@@ -63,7 +63,7 @@ def test_signatures_match_datasketch(values: list[list[int]], seed: int) -> None
     )
 )
 @example(["aÉ" * 33, "x" * 64 + " " + "Σ" * 65 + ".b"])
-def test_words_of_utf8_hash_as_those_of_folded_strings(texts: list[str]) -> None:
+def test_utf8_words_hash_like_folded_strings(texts: list[str]) -> None:
     words = hashed_words([fold_case(text) for text in texts])
     column = texts_of(pa.array(texts, pa.large_string()))
     hashes, bounds, characters = hash_words(*column, folded_codes(), character_kinds())

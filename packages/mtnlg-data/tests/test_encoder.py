@@ -65,7 +65,7 @@ def oracle(path: Path) -> Tokenizer:
 
 
 @given(texts=st.lists(st.one_of(st.text(), st.sampled_from(TEXTS + AWKWARD + NEW_LETTERS)), max_size=8))
-def test_ids_are_those_of_tokenizers_one_text_at_a_time(texts: list[str], encode: Encoder, oracle: Tokenizer) -> None:
+def test_ids_match_tokenizers_one_text_at_a_time(texts: list[str], encode: Encoder, oracle: Tokenizer) -> None:
     ids, sizes = encode(texts)
     assert (ids.dtype.name, sizes.dtype.name) == ("uint32", "int64")
     expected = [oracle.encode(text, add_special_tokens=False).ids for text in texts]

@@ -27,7 +27,7 @@ def write_jsonl(path: Path, texts: list[str]) -> None:
     corpus.write_jsonl(path, rows)
 
 
-def test_the_command_filters_by_rules_and_says_what_each_took(tmp_path: Path) -> None:
+def test_filter_command_counts_drops_by_rule(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", [f"{PROSE} Mail: a{n}@b.org" for n in range(5)] + ["so\nso\nso\n", PROSE[:50]])
     options = ["--out", tmp_path / "out", "--gopher-fewest-words", 30]
     invoke("filter", tmp_path / "in.jsonl", "--rules", "gopher_duplicate_lines,gopher_quality,pii_email", *options)
@@ -118,7 +118,7 @@ def test_long_shards_are_filtered_in_parts(tmp_path: Path, monkeypatch: pytest.M
         assert pq.read_table(tmp_path / str(size) / "documents-00000.parquet")["text"].to_pylist() == texts
 
 
-def test_a_rule_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
+def test_unknown_rule_error_lists_known_rules(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", [PROSE])
     done = command("filter", tmp_path / "in.jsonl", "--rules", "gofer", "--out", tmp_path / "o")
     assert re.search(r"gofer: no such rule; .*url, gopher_repetition", str(done.exception))

@@ -241,7 +241,7 @@ def test_no_rule_drops_a_text_for_its_script(script: str) -> None:
 @pytest.mark.parametrize(
     ("language", "kept"), [(None, False), ("un", False), ("en", False), ("fr", False), ("de", True), ("zh", True)]
 )
-def test_stop_words_are_those_of_the_documents_language(language: str | None, kept: bool) -> None:
+def test_stop_words_follow_the_documents_language(language: str | None, kept: bool) -> None:
     texts = column("Wer über die Brücke kommt, sieht am Ende der Gasse das Tor.", "The men of the town have come.")
     chosen = DocumentFilter(["gopher_stop_words"], FilterSettings())
     decided = chosen.decide(texts, [None] * 2, [language, "en"])

@@ -84,7 +84,7 @@ def test_small_files_share_a_shard_and_large_ones_fill_several(tmp_path: Path) -
     assert rows[-1]["key"].startswith("own/c.jsonl/4:")
 
 
-def test_files_of_other_columns_get_shards_of_their_own(tmp_path: Path) -> None:
+def test_files_with_other_columns_get_separate_shards(tmp_path: Path) -> None:
     tables = {
         "a": pa.table({"text": ["one"], "n": [1]}, metadata={"rows": "1"}),
         "b": pa.table({"text": ["two", "three"], "n": [2, 3]}, metadata={"rows": "2"}),

@@ -127,7 +127,7 @@ def test_arrow_with_bad_offsets_is_refused(tmp_path: Path, offset: int) -> None:
     assert (dropped.reason, dropped.where) == ("unreadable", "a.arrow: rows 1 to 2")
 
 
-def test_what_is_exported_is_what_datasets_loads(tmp_path: Path, finished: Run) -> None:
+def test_export_is_loaded_by_datasets(tmp_path: Path, finished: Run) -> None:
     datasets = pytest.importorskip("datasets")
     out = tmp_path / "set"
     invoke("export", finished.out, "--out", out)

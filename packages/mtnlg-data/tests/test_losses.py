@@ -64,7 +64,7 @@ def test_no_part_of_a_file_in_another_format_is_read_as_lines(tmp_path: Path) ->
     assert [[type(record) for record in read_records(part)] for part in parts] == [[Dropped]]
 
 
-def test_a_run_says_what_extraction_lost_before_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_reports_extraction_losses_before_the_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"PK\x03\x04" + LINES)
     (tmp_path / "b.jsonl").write_bytes(LINES)
     source = 'kind = "jsonl"\npaths = ["*.jsonl"]\nweight = 1.0\n'

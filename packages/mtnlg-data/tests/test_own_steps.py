@@ -288,7 +288,7 @@ def test_step_version_covers_all_code_it_reaches(tmp_path: Path, old: str, new: 
         (["clean.where.source.books.shrtest=1"], "shrtest = 1: unknown key; did you mean shortest?"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_work(recipe: Path, overrides: list[str], line: str) -> None:
+def test_impossible_run_is_refused_before_any_work(recipe: Path, overrides: list[str], line: str) -> None:
     with pytest.raises(UsageFailure) as failure:
         load_recipe(recipe, overrides)
     assert line in str(failure.value)

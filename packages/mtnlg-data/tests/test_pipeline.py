@@ -51,7 +51,7 @@ def test_every_stage_accounts_for_every_document(finished: Run) -> None:
     assert finished.summary["decontamination"]["cuts_by_task"]["boolq"] > 0
 
 
-def test_the_summary_is_what_the_report_reads(finished: Run) -> None:
+def test_summary_matches_report(finished: Run) -> None:
     summary = json.loads((finished.out / "summary.json").read_text())
     assert summary == finished.summary
     assert summary["version"] == 1

@@ -105,7 +105,7 @@ def test_cluster_is_joined_by_address_and_own_one_is_private(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("address", ["auto", "local"])
-def test_what_is_no_address_of_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_invalid_cluster_address_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     with pytest.raises(UsageFailure, match=f"--ray {address}: no address"):
         open_engine("ray", 1, address)
     monkeypatch.setenv("RAY_ADDRESS", address)

@@ -93,7 +93,7 @@ CASES = {
 
 @pytest.mark.parametrize("suffix", PACK)
 @pytest.mark.parametrize("name", CASES)
-def test_lines_are_read_and_bad_ones_dropped_alone(tmp_path: Path, name: str, suffix: str) -> None:
+def test_only_bad_lines_are_dropped(tmp_path: Path, name: str, suffix: str) -> None:
     case, path = CASES[name], tmp_path / f"a{suffix}"
     path.write_bytes(PACK[suffix](case.lines))
     records, dropped = read_source(path, case.kind, 1 << 20, **case.options)
@@ -242,7 +242,7 @@ FILES = {
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lz4])
 @pytest.mark.parametrize("name", FILES)
-def test_bad_rows_are_dropped_alone(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
+def test_only_bad_rows_are_dropped(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
     case = FILES[name]
     path = tmp_path / case.name
     path.write_bytes(pack(case.content))
@@ -286,7 +286,7 @@ TABLES: dict[str, tuple[Callable[[Path], object], list[int], list[tuple[str, str
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_rows_of_parquet_are_read_and_bad_ones_dropped_alone(tmp_path: Path, name: str) -> None:
+def test_only_bad_parquet_rows_are_dropped(tmp_path: Path, name: str) -> None:
     write, numbers, lost = TABLES[name]
     write(tmp_path / "a.parquet")
     records, dropped = read_source(tmp_path / "a.parquet", "parquet", largest=100)
@@ -448,7 +448,7 @@ def test_a_reader_in_a_file_beside_the_recipe_reads_a_source(folder: Path) -> No
         ("number", "TypeError: Record(number='number', content=1, "),
     ],
 )
-def test_what_a_readers_error_costs_is_named(folder: Path, line: str, what: str) -> None:
+def test_reader_error_is_reported_with_its_place(folder: Path, line: str, what: str) -> None:
     (folder / "a.txt").write_text(f"{TEXT}\n\n{line}\n\n{TEXT}")
     summary = run_here(Extract(), load_recipe(recipe(folder)).files(), folder / "out")
     assert summary["sources"]["own"]["documents_out"] == 1

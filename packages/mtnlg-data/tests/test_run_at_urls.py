@@ -44,9 +44,7 @@ def published(running_store: Store, tmp_path_factory: pytest.TempPathFactory) ->
     return "curation", recipe, folder / "work"
 
 
-def test_the_bytes_of_a_run_on_s3_are_those_of_a_local_run(
-    published: tuple[str, Path, Path], store: Store, finished: Run
-) -> None:
+def test_run_on_s3_has_the_bytes_of_a_local_run(published: tuple[str, Path, Path], store: Store, finished: Run) -> None:
     names = [*list_files("s3://curation/out/v1")]
     # Other tests run commands on that folder, which make a page, and make or remove the record of its tokenizer.
     others = {"report.html", "tokens/tokenizer.json.json"}
@@ -97,7 +95,7 @@ def test_tokens_at_a_url_are_inspected_and_read_as_they_are(
     assert json.loads(sample)["sources"]["books"]["documents"] > 0
 
 
-def test_inspected_tables_of_a_folder_at_a_url_have_their_addresses(store: Store, finished: Run) -> None:
+def test_inspect_of_a_folder_at_a_url_lists_table_urls(store: Store, finished: Run) -> None:
     upload(store, finished.out / "04-deduplicate" / "dropped", f"{store.bucket}/tables")
     url = f"s3://{store.bucket}/tables"
     tables = json.loads(command("inspect", url, "--json")[1])
@@ -147,7 +145,7 @@ def test_a_stage_takes_the_shards_that_another_has_published(
     assert not store.asked("GET", ".parquet")
 
 
-def test_a_plan_counts_what_is_at_a_url(published: tuple[str, Path, Path], store: Store, finished: Run) -> None:
+def test_plan_counts_files_at_a_url(published: tuple[str, Path, Path], store: Store, finished: Run) -> None:
     from mtnlg_data.planning.corpus_size import estimate_corpus
 
     assert store

@@ -205,7 +205,7 @@ def test_a_path_that_is_not_refused_stays_below_its_folder(path: str) -> None:
         assert inside == folder / path != folder
 
 
-def test_refused_path_costs_its_file_alone(server: Server, tmp_path: Path) -> None:
+def test_refused_path_drops_only_its_file(server: Server, tmp_path: Path) -> None:
     lines = [f"{PLACES[0]}/x.warc.gz", "/".join(["d" * 200] * 4 + ["x.warc.gz"])]
     server.put([f"crawl-data/{NAME}/{place}" for place in [*PLACES, *lines]])
     for place in lines:

@@ -72,7 +72,7 @@ def key(cls: type[Step[Any, Any]], **settings: Any) -> str:  # noqa: ANN401
     ).run_key()
 
 
-def test_a_step_depends_on_the_libraries_whose_results_it_keeps(upgrade: Callable[..., None]) -> None:
+def test_step_depends_on_versions_of_its_libraries(upgrade: Callable[..., None]) -> None:
     def keys() -> dict[str, str]:
         return {name: key(cls, **SETTINGS.get(name, {})) for name, (cls, *_) in own_factories().items()}
 

@@ -125,7 +125,7 @@ def test_length_is_as_requested_or_one_pass(folder: Path) -> None:
         open_stream(folder, 16, samples=-1)
 
 
-def test_the_order_of_version_1_stays_what_it_is(folder: Path) -> None:
+def test_version_1_order_is_unchanged(folder: Path) -> None:
     """Another order breaks every run in flight: it needs a new ORDER_VERSION. Fingerprints follow the stores' sums.
 
     Processes that load samples get the stream pickled.

@@ -198,7 +198,7 @@ def test_page_without_its_folder_warns(made: ModuleType, compared: Path, tmp_pat
     assert re.search(r"report/samples/boolq_0-[\w-]+\.js is not beside this page: move both together", section)
 
 
-def test_the_index_offers_comparisons_over_the_same_rows_alone(compared: Path) -> None:
+def test_index_offers_comparisons_of_equal_rows_only(compared: Path) -> None:
     content = (compared / "report.html").read_text(encoding="utf-8")
     (text,) = re.findall(r'<script type="application/json" id="answers-index">(.*?)</script>', content)
     index = json.loads(text)

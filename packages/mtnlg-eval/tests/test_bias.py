@@ -106,7 +106,7 @@ def test_adjectives_of_one_group_only_are_listed_with_their_rank() -> None:
     assert female.negative == (0, 0, 0)
 
 
-def test_command_writes_what_it_prints_and_reuses_answers(
+def test_command_writes_its_scores_and_reuses_answers(
     run: Run,
     checkpoint: Checkpoint,
     tmp_path: Path,

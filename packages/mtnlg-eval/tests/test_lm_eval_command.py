@@ -84,7 +84,7 @@ def samples_of(folder: Path, task: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_ten_kinds_of_tasks_give_what_the_hf_backend_gives(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
+def test_ten_kinds_of_tasks_match_the_hf_backend(run: Run, hf: Path, tasks: Path, tmp_path: Path) -> None:
     names = [name for name in [*KINDS, "choices"] if name not in {"choice", "choice_few"}]  # the group has these
     words = ["--include_path", tasks, "--tasks", ",".join(names), "--output_path", tmp_path / "out", "--log_samples"]
     assert run("lm-eval", "--model_args", f"checkpoint={hf},store={tmp_path / 'store'}", *words) == 0

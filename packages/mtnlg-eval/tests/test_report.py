@@ -94,7 +94,7 @@ def test_same_run_gives_the_same_bytes_in_another_process(complete_run: Path, tm
         assert (copy / name).read_bytes() == (complete_run / name).read_bytes()
 
 
-def test_scores_on_the_page_are_those_of_the_files(made: ModuleType, page: Page) -> None:
+def test_page_scores_match_files(made: ModuleType, page: Page) -> None:
     scores = {(each.task, each.shots.asked): each for each in made.evaluation()}
     heads = ("task", "shots", "step-160", "95\N{NARROW NO-BREAK SPACE}%", "log P(right)", "bits/byte")
     (start,) = (n for n, row in enumerate(page.rows) if row[:6] == list(heads))

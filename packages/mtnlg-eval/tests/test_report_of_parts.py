@@ -76,9 +76,7 @@ def test_other_folders_are_refused_unwritten(tmp_path: Path, folder: str, conten
         ("/data/published", 638, "The rows come from data/published."),
     ],
 )
-def test_page_says_which_rows_were_scored(
-    made: ModuleType, run: Path, rows_from: str, documents: int, caveat: str
-) -> None:
+def test_page_names_scored_rows(made: ModuleType, run: Path, rows_from: str, documents: int, caveat: str) -> None:
     shutil.rmtree(run / "eval")
     tokens = 1_003_520 if documents == 14 else 0  # of an imported model they are not known
     result = made.result("wic", "0", 0, "1" * documents, rows={"source": rows_from}, model={"tokens": tokens})

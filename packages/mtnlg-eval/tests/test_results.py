@@ -230,7 +230,7 @@ def test_paired_rows_of_a_group_have_the_variance_of_their_sums() -> None:
     assert paired(d, [0, 0, 0, 1, 1, 1])[1] > variance
 
 
-def test_holm_rejects_what_the_smallest_levels_admit() -> None:
+def test_holm_rejects_by_step_down_levels() -> None:
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == {"a", "d"}
     assert holm({"a": 0.04, "b": 0.001}) == {"a", "b"}
     assert holm({}) == set()

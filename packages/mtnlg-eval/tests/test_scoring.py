@@ -194,7 +194,7 @@ def test_common_prefixes_share_a_row() -> None:
     assert max(row.length for row in apart) == 20 + 2 + 2
 
 
-def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, checkpoint: Checkpoint) -> None:
+def test_score_is_bitwise_independent_of_other_requests(lm: DecoderLM, checkpoint: Checkpoint) -> None:
     requests: list[Instance] = []
     for name in ROWS:
         task = load(name, lm, 2)
@@ -216,7 +216,7 @@ def test_a_score_depends_on_its_request_alone_to_the_last_bit(lm: DecoderLM, che
         assert fresh.loglikelihood(part) == [whole[request.args] for request in part]
 
 
-def test_packed_texts_have_the_positions_of_their_own_length(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_packed_longrope_positions_follow_each_texts_length(checkpoint: Checkpoint, tmp_path: Path) -> None:
     pairs = checkpoint.config.head_size // 2
     scaling = {"factors": [1.0] * pairs, "long_factors": [3.0] * pairs, "original_sequence": 24}
     lm = open_lm(

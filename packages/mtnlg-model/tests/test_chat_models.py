@@ -204,7 +204,7 @@ def test_generate_answers_a_chat(
         ({"repetition_penalty": 1.1, "num_beams": 4}, {"repetition_penalty": 1.1}),
     ],
 )
-def test_sampling_defaults_are_those_of_generation_config(
+def test_sampling_defaults_come_from_generation_config(
     content: dict[str, float], expected: dict[str, float] | None, tmp_path: Path
 ) -> None:
     assert sampling_defaults(tmp_path) == {}

@@ -333,7 +333,7 @@ ENTRY = '"{}":{{"dtype":"U8","shape":[{}],"data_offsets":[{},{}]}}'
     ],
     ids=["a key twice", "overlap", "hole", "hole before", "hole behind"],
 )
-def test_what_safetensors_refuses_is_refused(tmp_path: Path, entries: list[tuple[str, int, int, int]]) -> None:
+def test_files_that_safetensors_refuses_are_refused(tmp_path: Path, entries: list[tuple[str, int, int, int]]) -> None:
     header = f"{{{','.join(ENTRY.format(*entry) for entry in entries)}}}".encode()
     content = struct.pack("<Q", len(header)) + header + bytes(8)
     if len({name for name, *_ in entries}) == len(entries):  # of one that is there twice the library takes the last

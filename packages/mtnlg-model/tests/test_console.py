@@ -125,7 +125,7 @@ def test_debug_option_works_in_any_position() -> None:
     assert "Traceback" in command("--debug", "end", "bug").stderr
 
 
-def test_quiet_leaves_out_what_is_said() -> None:
+def test_quiet_suppresses_messages() -> None:
     assert "working" in command("end", "well").stderr
     assert "working" not in command("end", "well", "--quiet").stderr
 
@@ -160,7 +160,7 @@ def test_traceback_escapes_control_characters() -> None:
     assert "\x1b" not in shown
 
 
-def test_what_a_command_writes_is_not_for_others_to_read(tmp_path: Path) -> None:
+def test_output_is_unreadable_to_others(tmp_path: Path) -> None:
     command("show", "x", folder=tmp_path)
     assert (tmp_path / "written").stat().st_mode & 0o027 == 0
     assert (tmp_path / "written" / "file").stat().st_mode & 0o027 == 0

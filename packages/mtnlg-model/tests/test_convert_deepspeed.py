@@ -94,7 +94,7 @@ def test_run_arguments_are_used(layers: Path, tmp_path: Path, tokenizer_path: Pa
         ({f"{QKV}.weight": torch.ones(24, 16)}, "elements are missing|tensors: "),
     ],
 )
-def test_what_does_not_fit_is_one_line(
+def test_prompt_beyond_the_context_fails_in_one_line(
     layers: Path, tmp_path: Path, tokenizer_path: Path, content: object, message: str
 ) -> None:
     torch.save(content, layers / "layer_03-model_00-model_states.pt")

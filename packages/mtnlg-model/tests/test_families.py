@@ -264,7 +264,7 @@ def test_cache_holds_only_kv_heads(ours: Checkpoint) -> None:
     assert keys.shape == values.shape == (3, ours.config.kv_heads, kept, ours.config.head_size)
 
 
-def test_documents_in_a_row_are_as_if_alone(ours: Checkpoint) -> None:
+def test_packed_documents_match_separate_documents(ours: Checkpoint) -> None:
     decoder, lengths, tokens_BS = ours.decoder(), [9, 31], tokens(1)
     positions_BS = torch.cat([torch.arange(length) for length in lengths])[None]
     with torch.no_grad():
@@ -386,7 +386,7 @@ LLAMA: Final = {"model_type": "llama", **SIZES}
         ({"head_dim": 7}, "rotary positions rotate pairs; 7 of 7 values are not pairs"),
     ],
 )
-def test_what_is_not_supported_is_named_in_one_line(changed: dict[str, Any], message: str) -> None:
+def test_unsupported_setting_is_named_in_one_line(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(Failure, match=message) as failure:
         from_config_json({**LLAMA, **changed}, "config.json")
     assert "\n" not in str(failure.value)

@@ -38,7 +38,7 @@ def test_a_small_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "device", "folder", "socket"])
-def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_non_regular_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     path = tmp_path / "x.json"
     (tmp_path / "secret").write_bytes(b"secret")
     match kind:

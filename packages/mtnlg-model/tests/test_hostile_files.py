@@ -77,7 +77,7 @@ def test_a_link_in_a_hugging_face_folder_is_not_followed(gpt2: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["root:x:0:0\n", '{"password": 1}', '["x"]', '{"model": 1}', "\xff"])
-def test_what_is_no_tokenizer_is_not_copied_into_a_checkpoint(gpt2: Path, tmp_path: Path, text: str) -> None:
+def test_invalid_tokenizer_is_not_copied_into_a_checkpoint(gpt2: Path, tmp_path: Path, text: str) -> None:
     (gpt2 / "tokenizer.json").write_text(text, encoding="latin-1")
     with pytest.raises(Failure, match=r"tokenizer\.json: not a tokenizer\.json"):
         import_huggingface(gpt2, tmp_path / "out")

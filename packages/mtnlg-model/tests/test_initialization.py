@@ -27,7 +27,7 @@ def test_decoder_uses_the_initialization() -> None:
         assert torch.equal(parameter, initial_value(CONFIG, name, seed=9))
 
 
-def test_deviations_are_those_of_the_paper() -> None:
+def test_initial_deviations_match_the_paper() -> None:
     deviations = {
         name: float(initial_value(CONFIG, name, 1).std()) for name in NAMES if len(CONFIG.parameter_shapes()[name]) == 2
     }

@@ -118,7 +118,7 @@ def test_every_mistake_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_generate_streams_what_complete_gives(mtnlg_model: Command, checkpoint_path: Path) -> None:
+def test_generate_streams_the_completed_text(mtnlg_model: Command, checkpoint_path: Path) -> None:
     checkpoint = Checkpoint.open(checkpoint_path)
     tokenizer, sampling = Tokenizer(checkpoint.tokenizer_path), Sampling(temperature=1.0, top_k=50, seed=3)
     line = "generate {} --prompt 'the fox' --tokens 30 --temperature 1.0 --top-k 50 --seed 3"
@@ -130,7 +130,7 @@ def test_generate_streams_what_complete_gives(mtnlg_model: Command, checkpoint_p
 
 
 @pytest.mark.parametrize("option", ["--top-p 0.9", "--top-k 5", "--min-p 0.1", "--seed 7"])
-def test_generate_says_which_option_greedy_decoding_ignores(
+def test_generate_names_options_that_greedy_decoding_ignores(
     mtnlg_model: Command, checkpoint_path: Path, option: str
 ) -> None:
     line = f"generate {{}} --prompt fox --tokens 2 {option}"
@@ -159,7 +159,7 @@ def test_generate_takes_several_prompts_at_once(mtnlg_model: Command, checkpoint
     assert alone == "the" + result[0]["completion"] + "\n"
 
 
-def test_a_seed_per_prompt_gives_each_what_it_has_alone(mtnlg_model: Command, checkpoint_path: Path) -> None:
+def test_seed_per_prompt_matches_separate_generation(mtnlg_model: Command, checkpoint_path: Path) -> None:
     line = "generate {} --tokens 9 --temperature 1 --min-p 0.001 --json"
     both = json.loads(mtnlg_model(f"{line} --prompt the --prompt 'a fox' --seed 8 --seed 3", checkpoint_path)[1])
     for row, (prompt, seed) in zip(both, (("the", "8"), ("a fox", "3")), strict=True):
@@ -198,7 +198,7 @@ def test_no_command_uses_a_checkpoint_with_a_flipped_bit(
     assert mtnlg_model(command, checkpoint_path)[0] == 0
 
 
-def test_inspect_lists_what_there_is(mtnlg_model: Command, checkpoint_path: Path) -> None:
+def test_inspect_lists_tensors(mtnlg_model: Command, checkpoint_path: Path) -> None:
     result = json.loads(mtnlg_model("inspect --json", checkpoint_path)[1])
     assert result["progress"]["samples"] == 10
     assert result["digest"] == Checkpoint.open(checkpoint_path).digest

@@ -236,7 +236,7 @@ def test_folder_being_written_by_another_command_is_untouched(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_a_killed_command_left_is_cleared(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_command_are_removed(tmp_path: Path) -> None:
     with new_folder(tmp_path / "out") as partial:
         (partial / "weights").write_text("half")
         (partial / "step-0.tmp").mkdir()

@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_triton_help_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_triton_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_spec", lambda _: None)
     assert "needs no GPU" in CliRunner().invoke(app, ["build-kernels", "--help"]).output
     with pytest.raises(Failure, match=r"pip install 'mtnlg-parallel\[kernels\]'") as refused:

@@ -55,7 +55,7 @@ def gradients(chunk: Chunk, scale: float) -> tuple[Tensor, Tensor]:
 
 @settings(max_examples=25)
 @given(chunks())
-def test_statistics_are_those_of_eager_code_in_fp64(chunk: Chunk) -> None:
+def test_statistics_match_eager_fp64(chunk: Chunk) -> None:
     fused = loss.statistics(*chunk)
     expected = head.statistics(chunk.logits.double(), chunk.targets, chunk.first)
     assert fused.dtype == torch.float32

@@ -46,7 +46,7 @@ TWINS: dict[str, tuple[Any, list[Any]]] = {
 @settings(max_examples=8)
 @given(matrices, dtypes, st.integers(0, 99))
 @pytest.mark.parametrize("name", TWINS)
-def test_kernel_is_its_eager_twin(name: str, shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
+def test_kernel_matches_eager(name: str, shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
     assert_twins_agree(name, shape, dtype, seed)
 
 

@@ -28,7 +28,7 @@ def built(recipe: Recipe, stage: Stage, rank: int) -> int:
         ("tiny", Layout(), [0]),
     ],
 )
-def test_stages_count_what_their_modules_hold(model: str, layout: Layout, numbers: list[int]) -> None:
+def test_stage_counts_match_modules(model: str, layout: Layout, numbers: list[int]) -> None:
     """On one rank a tied head counts once, an untied one counts."""
     train = {"samples": 1, "batch": layout.dp, "lr": 1.0}
     recipe = Recipe.model_validate({"model": PRESETS[model], "layout": layout, "train": train})

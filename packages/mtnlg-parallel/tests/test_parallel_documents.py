@@ -91,7 +91,7 @@ def test_flash_attention_takes_documents(window: int | None) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("window", [None, 7])
-def test_flash_attention_is_that_of_each_document_alone(window: int | None) -> None:
+def test_flash_attention_matches_separate_documents(window: int | None) -> None:
     inputs = [torch.randn(2, h, 96, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (4, 2, 2)]
     lengths, results = (40, 56, 96), []
     bounds = torch.tensor([0, 40, 96, 192], dtype=torch.int32, device="cuda")

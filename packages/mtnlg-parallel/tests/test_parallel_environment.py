@@ -104,7 +104,7 @@ def test_a_missing_or_contradictory_variable_is_named(variables: Variables, vari
 
 
 @pytest.mark.parametrize("parent", [0, 9])
-def test_a_rank_reads_what_its_launcher_has_set(parent: int) -> None:
+def test_rank_reads_launcher_variables(parent: int) -> None:
     place = Environment(rank=3, world=4, local_rank=1, local_world=2, address="n1", port=5, restarts=2, parent=parent)
     read = read_environment(place.variables() | {"SLURMD_NODENAME": ""})
     assert read.variables() == place.variables()

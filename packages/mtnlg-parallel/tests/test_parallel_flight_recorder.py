@@ -75,7 +75,7 @@ def test_the_origin_alone_is_named(traces: dict[int, Trace], missing: list[int])
         assert (list(found), hanging) == (missing, "all_reduce 12" if traces is ALL_WAIT else "")
 
 
-def test_the_line_says_who_waits_in_what() -> None:
+def test_watchdog_line_names_waiting_ranks_and_phase() -> None:
     assert missing_ranks(BEHIND)[0] == {2: "has not entered all_reduce 12, which ranks wait for: 0, 1, 3"}
     many = {rank: trace(all=(12 - (rank == 2), rank != 2)) for rank in range(2240)}
     assert missing_ranks(many)[0][2].endswith(": 0, 1, 3, 4 and 2235 more")

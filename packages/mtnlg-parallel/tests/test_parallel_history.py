@@ -102,7 +102,7 @@ def test_every_second_of_a_run_is_booked(
     assert [restart.reason for restart in figures.restarts] == reasons
 
 
-def test_a_restart_says_what_it_cost() -> None:
+def test_restart_reports_its_cost() -> None:
     (restart,) = account(CRASHED, steps(100)).restarts
     assert (restart.node, restart.source, restart.step) == ("n7", "memory", 20)
     assert (restart.lost_steps, restart.seconds) == (5, 20.0)

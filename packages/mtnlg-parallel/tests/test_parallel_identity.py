@@ -73,7 +73,7 @@ def test_a_run_whose_rate_never_decays_may_become_longer(shape: str, resumes: bo
         check_same_run(tmp_path, short, longer, 16)
 
 
-def test_what_may_differ_is_a_key_with_a_reason() -> None:
+def test_allowed_differences_are_keys_with_reasons() -> None:
     listed = RESUMED_MAY_DIFFER | {f"model.{key}": reason for key, reason in TRAINING_ONLY.items()}
     assert listed.keys() <= set().union(*map(tables, KEYS))
     assert all(listed.values())
@@ -113,7 +113,7 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("field", ModelConfig.model_fields)
-def test_from_takes_the_recipes_model_alone(field: str, tmp_path: Path) -> None:
+def test_from_accepts_only_the_recipes_model(field: str, tmp_path: Path) -> None:
     """Each field, at its default in the recipe or in the checkpoint, as it is written to disk."""
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text("{}")

@@ -12,7 +12,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def test_python_prints_what_the_comments_say() -> None:
+def test_python_output_matches_comments() -> None:
     names: dict[str, object] = {}
     for block in blocks("python"):
         stdout = StringIO()

@@ -337,7 +337,7 @@ def test_checkpoints_are_copied_to_a_folder_or_a_url(small: Path) -> None:
         ("own.py:Engine", "layout.dp=2", "own engines have no data parallelism"),
     ],
 )
-def test_every_command_refuses_what_the_engine_cannot_train(  # noqa: PLR0917
+def test_every_command_refuses_recipes_that_cannot_train(  # noqa: PLR0917
     command: tuple[str, ...], engine: str, change: str, reason: str, small: Path, tmp_path: Path
 ) -> None:
     own = "class Engine:\n    unsupported = staticmethod(lambda _: 'own engines have no data parallelism')\n"

@@ -119,7 +119,7 @@ def test_the_failure_that_explains_the_others_comes_first() -> None:
     assert first_failure(found[:3]).reason == "NCCL error"
 
 
-def test_new_steps_are_those_that_no_attempt_had_reached(tmp_path: Path) -> None:
+def test_new_steps_exclude_repeated_steps(tmp_path: Path) -> None:
     failed = Failed("x", KILLED)
 
     def attempt(resumed: int, lost: int, reached: int) -> int:

@@ -70,9 +70,7 @@ def test_sends_are_hidden_in_the_steady_state(ranks: int, chunks: int, split: bo
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize(("ranks", "chunks", "micro_batches"), [(1, 1, 3), (4, 1, 2), (4, 1, 9), (4, 2, 8), (3, 3, 6)])
-def test_what_a_schedule_says_of_its_orders_is_what_they_do(
-    name: str, ranks: int, chunks: int, micro_batches: int
-) -> None:
+def test_schedule_claims_match_its_orders(name: str, ranks: int, chunks: int, micro_batches: int) -> None:
     schedule = load_schedule(name)
     if not schedule.takes(chunks):
         return

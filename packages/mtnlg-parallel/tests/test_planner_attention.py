@@ -104,7 +104,7 @@ def test_our_ring_sends_gradients_in_fp32_and_merges() -> None:
 
 
 @pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
-def test_what_a_product_of_8_bits_reads_is_gathered_in_8_bits(name: str) -> None:
+def test_8_bit_product_gathers_8_bit_inputs(name: str) -> None:
     """Two of a pass's four collectives, and the two inputs that backward gathers again, move half of their bytes."""
     program = load_software(name).model_copy(update={"overlap_tensor": False, "overlap_forward": False})
     run = Run(SMALL, Layout(tp=2), 8, 1, "none", sequence_parallel=True, cluster=H100, software=program)

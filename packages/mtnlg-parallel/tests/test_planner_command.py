@@ -40,7 +40,7 @@ def test_json_imports_no_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_json(PAPER)["fits"]
 
 
-def test_the_ramp_costs_what_small_batches_cost() -> None:
+def test_ramp_costs_match_small_batches() -> None:
     recipe = shipped_recipe("mt-nlg-530b")
     told = plan_json(recipe, "--cluster selene --software megatron-deepspeed-2021")
     assert told["run"]["ramp_days"] == pytest.approx(3.1, rel=0.2)

@@ -56,7 +56,7 @@ def test_state_and_activations_match_literature_within_8_percent(name: str) -> N
     assert [each / activations[0] for each in activations[1:-1]] == pytest.approx(shares, rel=0.08)
 
 
-def test_mt_nlg_holds_what_the_paper_says() -> None:
+def test_mt_nlg_memory_matches_the_paper() -> None:
     run = Run(preset("mt-nlg-530b"), Layout(tp=8, pp=35, dp=8), 1920, software=load_software(SELENE.software))
     stages = memory(run)
     assert memory(run._replace(zero=0))[17].state == pytest.approx(37.7e9, rel=0.01)

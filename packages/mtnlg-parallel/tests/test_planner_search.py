@@ -45,7 +45,7 @@ def test_published_layouts_are_found_or_explained(name: str) -> None:
         assert not reason.endswith(": ")
 
 
-def test_what_korthikanti_ran_at_530b_is_the_fastest() -> None:
+def test_fastest_530b_layout_is_korthikantis() -> None:
     run = PUBLISHED["2022-530B"]
     (fastest,) = search(run, run.gpus, count=1).best
     assert fastest.run == run

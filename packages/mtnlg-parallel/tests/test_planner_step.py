@@ -274,7 +274,7 @@ def test_exposed_weight_gathers_add_to_data_comms() -> None:
 @pytest.mark.parametrize(
     ("size", "measured"), [(1 << 20, 92.8e-6), (32 << 20, 358.1e-6), (96 << 20, 828.5e-6), (240 << 20, 1996.9e-6)]
 )
-def test_an_all_reduce_in_a_node_takes_what_nccl_says(size: int, measured: float) -> None:
+def test_all_reduce_time_in_a_node_matches_nccl(size: int, measured: float) -> None:
     """Over eight A100, nccl-tests, published beside vTrain's code (docs/decisions/0060)."""
     assert network.ring(Run(SMALL, Layout(), 1), 8, 1).all_reduce(size) == pytest.approx(measured, rel=0.07)
 
