@@ -94,7 +94,10 @@ def search(template: Run, gpus: int, count: int = 10, *, fixed: Collection[str] 
 
 
 def reason_against(run: Run, fastest: FittingRun, gpus: int | None = None) -> str:
-    """Why this run is not the fastest on ``gpus`` GPUs: it is impossible, does not fit, or loses time, and where."""
+    """Why this run is not the fastest on ``gpus`` GPUs: it is impossible, does not fit, or loses time, and where.
+
+    Of a step's parts it names the two that take longest beyond the fastest run's, and the one that saves most.
+    """
     if reason := run_error(run, gpus) or memory_error(memory(run), run.cluster):
         return reason
     own, best = predict(run), fastest.prediction
@@ -106,7 +109,9 @@ def reason_against(run: Run, fastest: FittingRun, gpus: int | None = None) -> st
     ratio = own.seconds / best.seconds
     if ratio <= 1 or not causes:
         return f"{own.seconds:.3f} s, as fast as the fastest"
-    more = ", ".join(f"{kind} +{longer[kind]:.2f} s" for kind in causes)
+    least = min(longer, key=longer.__getitem__)
+    causes += [least] * (longer[least] < -0.005)  # less is shown as 0.00
+    more = ", ".join(f"{kind} {longer[kind]:+.2f} s" for kind in causes)
     return f"{own.seconds:.3f} s, {ratio - 1:.1%} more: {more}"
 
 
