@@ -3,12 +3,17 @@
 import re
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
+from mtnlg_model.families import PRESETS
+from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.interval import interval_of, kind_of
 from mtnlg_parallel.planner.programs import load_software
+from mtnlg_parallel.planner.run import Precision, Run
+from mtnlg_parallel.planner.search import search
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from planner_rows import Row, measured_seconds, network_bandwidth, predict_row, read_rows
@@ -19,6 +24,14 @@ NEVER_FITTED = read_rows(DATA / "never_fitted_runs.csv")
 MLPERF = read_rows(DATA / "mlperf_runs.csv")
 H100 = load_cluster("dgx-h100")
 PREDICTED = {row.cells["id"]: predict_row(row) for row in ROWS}
+MLPERF_FITTED = ("v4.0-gpt3-n1452", "v4.1-gpt3-oci-n384")
+MLPERF_SIZES = {16: "8 to 16 (B200, 8B)", 768: "448 to 768", 2560: "1,024 to 2,560", 11616: "10,240 to 11,616"}
+REPOSITORY = Path(__file__).parents[1]
+
+
+def absolute(errors: list[float]) -> float:
+    """Mean absolute error."""
+    return mean(map(abs, errors))
 
 
 def of_family(family: str, *, precision: str | None = None) -> list[Row]:
@@ -85,10 +98,85 @@ def test_runs_to_which_nothing_was_fitted_are_predicted(
 
 def test_mlperf_is_predicted_at_every_size() -> None:
     """In two rows that were fitted and fifteen that were not: 3.5 % on average, and no drift at either end."""
-    errors = [(int(row.cells["gpus"]), predict_row(row)["error"]) for row in MLPERF]
-    assert sum(abs(error) for _, error in errors) / len(errors) <= 0.035
-    for ends in ([each for n, each in errors if n < 1024], [each for n, each in errors if n >= 8192]):
-        assert abs(sum(ends)) / len(ends) <= 0.025
+    errors = {row.cells["id"]: predict_row(row)["error"] for row in MLPERF}
+    assert absolute([error for name, error in errors.items() if name not in MLPERF_FITTED]) <= 0.035
+    for ends in (lambda gpus: gpus < 1024, lambda gpus: gpus >= 8192):
+        assert abs(mean([errors[row.cells["id"]] for row in MLPERF if ends(int(row.cells["gpus"]))])) <= 0.025
+
+
+def page_table(name: str, section: str) -> dict[str, dict[str, str]]:
+    """A table of a page in docs: its rows by their first cell, cells by column."""
+    page = (REPOSITORY / "docs" / name).read_text("utf-8")
+    lines = page.partition(f"## {section}\n")[2].partition("\n## ")[0].splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def percent(figure: float) -> str:
+    return f"{figure:.1%}".replace("%", " %")
+
+
+def test_errors_page_says_what_the_planner_predicts_today() -> None:
+    """Mean errors; of runs with fitted constants, those of the kinds of which tests/data has every row."""
+    never, mlperf, fitted = dict[str, list[float]](), dict[str, list[float]](), dict[str, list[float]]()
+    for row in [*NEVER_FITTED, *MLPERF, *ROWS]:
+        error, run, family = predict_row(row)["error"], row.published, row.cells["family"]
+        if run is None or error is None:
+            continue
+        kind = f"{family}, {run.cluster.gpu.name}, {run.precision}"
+        if row in NEVER_FITTED:
+            kinds, table = (kind, "all"), never
+        elif row in MLPERF:
+            size = next(size for most, size in MLPERF_SIZES.items() if run.gpus <= most)
+            size = "RoCE, 64 and 3,072" if run.cluster.name == "hgx-h100-roce" else size
+            kinds, table = (size, "all", *(["not fitted"] if row.cells["id"] not in MLPERF_FITTED else [])), mlperf
+        else:
+            kinds = (f"{kind}, {'one node' if run.gpus <= run.cluster.node.gpus else 'many nodes'}",)
+            table = fitted
+        for each in kinds:
+            table.setdefault(each, []).append(error)
+    for section, table, columns in (
+        ("Runs that no constant was fitted to", never, {"error": absolute, "mean": mean}),
+        ("MLPerf", mlperf, {"mean": mean, "absolute": absolute}),
+        ("Runs that the constants were fitted to", fitted, {"shipped": absolute}),
+    ):
+        page = page_table("planner-errors.md", section)
+        whole = table
+        if table is fitted:
+            whole = {kind: own for kind, own in table.items() if page.get(kind, {}).get("rows") == str(len(own))}
+        today = {kind: {name: percent(figure(own)) for name, figure in columns.items()} for kind, own in whole.items()}
+        assert {kind: {name: page[kind][name].lstrip("+") for name in columns} for kind in whole} == today
+        assert len(whole) >= 5
+    for name in ("README.md", "docs/index.md", "docs/tutorials/plan-70b.md", "packages/mtnlg-parallel/CHANGELOG.md"):
+        assert percent(absolute(never["all"])) in (REPOSITORY / name).read_text("utf-8"), name
+    changes = (REPOSITORY / "packages/mtnlg-parallel/CHANGELOG.md").read_text("utf-8")
+    assert f"17 MLPerf runs of 8 to 11,616 GPUs is {percent(absolute(mlperf['all']))}" in changes
+
+
+@pytest.mark.parametrize(
+    ("row", "gpus", "precision"),
+    [
+        ("llama-2-7b, 4,096, 1,024", 64, "bf16"),
+        ("the same, fp8", 64, "fp8"),
+        ("llama-3.1-8b, 8,192, 512", 128, "bf16"),
+    ],
+)
+def test_benchmarks_page_says_todays_step_beside_megatron_core(
+    row: str, gpus: int, precision: Precision
+) -> None:
+    model, sequence, batch = (row if precision == "bf16" else "llama-2-7b, 4,096, 1,024").split(", ")
+    shape = PRESETS[model].model_copy(update={"sequence": int(sequence.replace(",", ""))})
+    run = Run(shape, Layout(dp=gpus), int(batch.replace(",", "")), precision=precision, cluster=H100)
+    core = load_software("megatron-core")
+    programs = run.software, core, core.model_copy(update={"reduces_half": False})
+    ours, theirs, in_fp32 = (
+        search(run._replace(software=program), gpus, count=1).best[0].prediction.seconds for program in programs
+    )
+    cells = page_table("benchmarks.md", "Steps by plan, beside Megatron-core's")[row]
+    assert [cells[name] for name in ("GPUs", "ours", "Megatron-core", "ratio", "ratio, both fp32")] == [
+        f"{gpus}",
+        *(f"{figure:.2f}" for figure in (ours, theirs, ours / theirs, ours / in_fp32)),
+    ]
 
 
 def test_intervals_hold_runs_to_which_nothing_was_fitted() -> None:

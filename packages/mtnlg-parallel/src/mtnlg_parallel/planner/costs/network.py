@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LEAF_NODES: Final = 32
 """Nodes whose GPUs of one rail share a leaf switch (a scalable unit of NVIDIA's DGX SuperPOD H100)."""
 
-CONGESTION: Final = 0.18
+CONGESTION: Final = 0.16
 """What a ring that leaves the leaf switches loses: time per byte, as a share and per factor e in nodes beyond those.
 
 The slowest of its links through the spine sets its pace. Fitted: an MLPerf run of 11,616 H100s (docs/decisions/0189).
