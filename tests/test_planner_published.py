@@ -161,9 +161,7 @@ def test_errors_page_says_what_the_planner_predicts_today() -> None:
         ("llama-3.1-8b, 8,192, 512", 128, "bf16"),
     ],
 )
-def test_benchmarks_page_says_todays_step_beside_megatron_core(
-    row: str, gpus: int, precision: Precision
-) -> None:
+def test_benchmarks_page_says_todays_step_beside_megatron_core(row: str, gpus: int, precision: Precision) -> None:
     model, sequence, batch = (row if precision == "bf16" else "llama-2-7b, 4,096, 1,024").split(", ")
     shape = PRESETS[model].model_copy(update={"sequence": int(sequence.replace(",", ""))})
     run = Run(shape, Layout(dp=gpus), int(batch.replace(",", "")), precision=precision, cluster=H100)

@@ -14,7 +14,8 @@ import mtnlg_data
 import mtnlg_model
 import mtnlg_parallel
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+PACKAGE = Path(__file__).parents[1]
+README = (PACKAGE / "README.md").read_text(encoding="utf-8")
 OURS = {"mtnlg-data": mtnlg_data, "mtnlg-model": mtnlg_model, "mtnlg-parallel": mtnlg_parallel}
 
 
@@ -53,6 +54,15 @@ def run(bare: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(bare)}
     command = [sys.executable, "-S", "-c", code, *words]  # -S: without this environment's packages
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=bare.parent, check=False)
+
+
+def test_install_page_names_the_same_packages() -> None:
+    path = PACKAGE.parents[1] / "docs" / "how-to" / "install.md"
+    if not path.exists():
+        pytest.skip("only the package is here")
+    page = path.read_text(encoding="utf-8")
+    for command in re.findall(r"^pip install (?:jinja2|--no-deps) .*$", README, re.MULTILINE):
+        assert f"$ {command}\n" in page
 
 
 def test_plans_searches_and_draws(bare: Path, tmp_path: Path) -> None:
