@@ -1,4 +1,4 @@
-"""Claims about the extraction of published pages, where those pages are here: F1 of the text, language by the beginning."""
+"""Extraction of published pages, where those pages are here: F1 of the text, language by the beginning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 
 from extraction_quality import EXTRACTORS, mean_f1, read_samples  # noqa: E402  (after the path)
-
 from mtnlg_data.extract import language  # noqa: E402
 
 DATA = ROOT.parent / "shared" / "data"
