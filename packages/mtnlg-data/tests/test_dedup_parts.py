@@ -16,11 +16,14 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from mtnlg_data.dedup.minhash import (
+    _sign,
     content_hashes,
     folded_codes,
     hash_words,
     minhash,
+    new_signatures,
     permutations,
+    sign,
 )
 from mtnlg_data.dedup.union_find import components, new_forest, unite
 from mtnlg_data.dedup.verify import (
@@ -70,6 +73,14 @@ def test_utf8_words_hash_like_folded_strings(texts: list[str]) -> None:
     assert hashes.tolist() == words.hashes.tolist()
     assert bounds.tolist() == words.bounds.tolist()
     assert characters.tolist() == [len(re.findall("[漢カไ\u0e31]", text)) for text in texts]
+
+
+def test_batches_are_signed_by_one_compiled_loop() -> None:
+    texts = pa.array(["one two three four five six"] * 4, pa.large_string())
+    counts, contents, keys = new_signatures(4, 2)
+    for own in (slice(4), slice(1), slice(1, 4)):
+        sign(texts[own], ("words", 5), permutations(4, 1), (counts[own], contents[own], keys[own]))
+    assert len(_sign.compiled.signatures) == 1  # type: ignore[attr-defined]
 
 
 @given(texts=st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=8))

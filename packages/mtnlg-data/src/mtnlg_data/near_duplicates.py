@@ -42,7 +42,7 @@ def find_duplicates(
     shingle = (search.shingle, search.shingle_length)
     counts, contents, keys = signed = new_signatures(len(column), search.bands)
     sign(column, shingle, permutations(search.bands * search.rows, search.seed), signed)
-    first = _first_of_each(contents)
+    first = _first_of_each(contents.T)
     compared = (counts > 0) & (first == np.arange(len(column)))
     rows, shares = np.flatnonzero(compared), np.zeros(len(column), np.bool_)
     for of_band in keys.T:

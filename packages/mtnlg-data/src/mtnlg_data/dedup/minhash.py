@@ -101,13 +101,13 @@ def write_signatures(
     with atomic_path(beside) as partial, pa.ipc.new_file(str(partial), table.schema) as writer:
         writer.write_batch(table)
     with write_rows(output) as runs:
-        runs.add(contents[0], {"high": contents[1], "order": orders, "document": first + np.arange(shard.rows)})
+        runs.add(contents[:, 0], {"high": contents[:, 1], "order": orders, "document": first + np.arange(shard.rows)})
     return {"documents": dict(sorted(sources.items())), "files": [beside.name]}
 
 
 def new_signatures(texts: int, bands: int) -> Signatures:
-    """Arrays for ``sign`` to fill in."""
-    return np.empty(texts, np.uint32), np.empty((2, texts), np.uint64), np.empty((texts, bands), np.uint64)
+    """Arrays for ``sign`` to fill in; rows of each are contiguous, so that one compiled loop does for any batch."""
+    return np.empty(texts, np.uint32), np.empty((texts, 2), np.uint64), np.empty((texts, bands), np.uint64)
 
 
 def sign(
@@ -121,7 +121,7 @@ def sign(
     _sign(texts_of(column), _measure(*shingle), *drawn, counts, contents, keys)
     for empty in np.flatnonzero(counts == 0).tolist():
         digest = blake2b(column[empty].as_buffer(), digest_size=16).digest()
-        contents[:, empty] = np.frombuffer(digest, np.uint64)
+        contents[empty] = np.frombuffer(digest, np.uint64)
 
 
 def signatures_path(contents: Path) -> Path:
@@ -172,7 +172,7 @@ def _sign(  # noqa: PLR0917  (numba takes no keywords)
             last += 1
         shingles, ends = _hash_shingles(data, bounds[first : last + 1], measure)
         counts[first:last] = ends[1:] - ends[:-1]
-        contents[:, first:last] = content_hashes(shingles, ends)
+        contents[first:last] = content_hashes(shingles, ends).T
         keys[first:last] = band_keys(minhash(shingles, ends, a, b), keys.shape[1])
         first = last
 
