@@ -73,14 +73,14 @@ FUZZER = "atheris==3.0.0; platform_system == 'Linux' and platform_machine == 'x8
 # What benchmarks compare with, in an environment of their own: they pin what the packages do not need.
 PEERS = (
     *("datatrove==0.10.1", "duckdb==2.0.1", "polars==2.1.0", "regex", "rensa==0.5.0"),
-    *("spacy==3.8.18", "xxhash<4", "faust-cchardet", "python-magic"),
+    *("spacy==3.8.18", "xxhash<4", "faust-cchardet", "python-magic", "turbohtml==1.15.4"),
 )
 ARTICLES = "{data}/near_duplicates/articles_1000.train"
 SIDES = "mtnlg_data mtnlg_data_in_memory datatrove_str_split rensa rensa_str_split"
 AGAINST_PEERS = {
     "deduplication-peers": f"deduplication {ARTICLES} --documents 19000 --rounds 3 --sides {SIDES}",
     "exact-peers": f"exact {ARTICLES} --documents 19000",
-    "extraction": "extraction {data} --rounds 5",
+    "extraction-libraries": "extraction {data} --rounds 5",
     "curation-peer": "curation_peer {data} --megabytes 15",
 }
 """What `bench` measures: names of the results, scripts and their words."""

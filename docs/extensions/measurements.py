@@ -41,6 +41,7 @@ LEDGER = "ours verifies each pair, writes a ledger, syncs and sums its files"
 RENSA = "theirs writes nothing and estimates the similarity"
 ESTIMATES = "ours verifies each pair; theirs estimates the similarity"
 COUNTS = "ours counts, keeps samples, records what it drops, syncs and sums its files"
+STEP = "ours also decodes, detects the language and bounds the markup"
 ARRAYS = "same ids; ours returns arrays, theirs lists"
 CHECKSUMS = "ours computes checksums"
 TOKENS = "nothing: same weights and tokens"
@@ -90,6 +91,14 @@ ROWS = (
     Row("filters of FineWeb", "datatrove, spaCy's words", "filters", ("against_spacy",), COUNTS),
     Row("filters of FineWeb", "datatrove, str.split", "filters", ("against_plain",), COUNTS),
     Row("extraction", "jusText", "extraction", differs="nothing: the same text, byte for byte"),
+    *(
+        Row("extraction, our main", library, "extraction-libraries", ("main_against", library), "each finds other text")
+        for library in ("resiliparse", "trafilatura", "turbohtml")
+    ),
+    *(
+        Row(f"{library} in our step", f"{library} alone", "extraction-libraries", ("library_in_step", library), STEP)
+        for library in ("resiliparse", "trafilatura")
+    ),
     Row("token ids", "tokenizers", "tokenization", ("ratios", "ours by tokenizers"), ARRAYS),
     Row("token ids by gigatoken", "tokenizers", "tokenization", ("ratios", "ours by gigatoken, cold"), ARRAYS),
     Row("saving a checkpoint", "safetensors", "checkpoint-io", ("save_against_safetensors",), CHECKSUMS),
