@@ -98,7 +98,8 @@ def extract_record(
         return Extracted("", None, length, "page_too_large")
     if not is_text(html):
         return Extracted("", None, length, "not_text")
-    html = html.replace("\0", "")
+    if b"\0" in record.content:  # in a str of two bytes per character the search takes as long as an extraction
+        html = html.replace("\0", "")
     language = detect_language(html, html=True)
     if settings.language_model is None and (reason := settings.refuse(language)):
         return Extracted("", language, length, reason)
