@@ -105,12 +105,11 @@ def reason_against(run: Run, fastest: FittingRun, gpus: int | None = None) -> st
         kind.replace("_", " "): seconds - getattr(best.breakdown, kind)
         for kind, seconds in own.breakdown._asdict().items()
     }
-    causes = [kind for kind in sorted(longer, key=longer.__getitem__, reverse=True) if longer[kind] > 0][:2]
+    ranked = sorted(longer, key=longer.__getitem__, reverse=True)
+    causes = [kind for kind in (*ranked[:2], ranked[-1]) if not -0.005 <= longer[kind] <= 0]  # less is shown as 0.00
     ratio = own.seconds / best.seconds
     if ratio <= 1 or not causes:
         return f"{own.seconds:.3f} s, as fast as the fastest"
-    least = min(longer, key=longer.__getitem__)
-    causes += [least] * (longer[least] < -0.005)  # less is shown as 0.00
     more = ", ".join(f"{kind} {longer[kind]:+.2f} s" for kind in causes)
     return f"{own.seconds:.3f} s, {ratio - 1:.1%} more: {more}"
 
