@@ -79,7 +79,7 @@ def test_batches_are_signed_by_one_compiled_loop() -> None:
     texts = pa.array(["one two three four five six"] * 4, pa.large_string())
     counts, contents, keys = new_signatures(4, 2)
     for own in (slice(4), slice(1), slice(1, 4)):
-        sign(texts[own], ("words", 5), permutations(4, 1), (counts[own], contents[own], keys[own]))
+        sign(texts[own], ("word", 5), permutations(4, 1), (counts[own], contents[own], keys[own]))
     assert len(_sign.compiled.signatures) == 1  # type: ignore[attr-defined]
 
 
