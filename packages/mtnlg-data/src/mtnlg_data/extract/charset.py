@@ -7,7 +7,8 @@ anywhere except in comments, scripts and styles (html.spec.whatwg.org, "changing
 
 Pages that declare nothing, and are not UTF-8, are detected by uchardet (Resiliparse); benchmarks/charsets.py compares
 detectors. It guesses from few accented letters, so a Latin encoding other than the western one is accepted only with
-several.
+several. No confidence is recorded: uchardet gives none, and where charset-normalizer disagrees, on one page in ten, it
+is wrong nine times in ten.
 """
 
 from __future__ import annotations
