@@ -13,6 +13,7 @@ scripts, literal special tokens, broken and rare characters; one text in five th
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -21,19 +22,19 @@ from typing import Any
 from record import run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "packages/mtnlg-data/tests"))
-from tokenizer_kinds import KINDS, differences, odd_text, train_kind
+made = import_module("tokenizer_kinds")
 
 
-def measure(texts: int = 10_000, kinds: tuple[str, ...] = tuple(KINDS)) -> dict[str, Any]:
+def measure(texts: int = 10_000, kinds: tuple[str, ...] = tuple(made.KINDS)) -> dict[str, Any]:
     """Count the texts with other ids, by kind."""
     random = Random(0)
     lengths = [random.randrange(300) for _ in range(9 * texts // 10)]
     lengths += [random.randrange(5000) for _ in range(texts // 10 - texts // 5000)] + [2_000_000] * (texts // 5000)
-    odd = [odd_text(random, length) for length in lengths]
+    odd = [made.odd_text(random, length) for length in lengths]
     different: dict[str, int] = {}
     for kind in kinds:
         with TemporaryDirectory() as folder:
-            different[kind] = len(differences(train_kind(kind), Path(folder), odd))
+            different[kind] = len(made.differences(made.train_kind(kind), Path(folder), odd))
         print(f"{kind}: {different[kind]} of {len(odd)} texts differ", file=sys.stderr)
     return {
         "texts": len(odd),
