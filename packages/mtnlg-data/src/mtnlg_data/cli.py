@@ -28,7 +28,6 @@ from .commands.step_command import (
 from .console import Failure, UsageFailure, application, print_json, run, say
 from .engine import Keep, lock_folder, make_folder
 from .engine.local import OBJECTS_PER_COLLECTION
-from .report.numbers import data_size
 from .transfer.urls import Location, Url, location
 
 app = application("mtnlg-data", "Raw web pages to clean, deduplicated, blended tokens.")
@@ -156,6 +155,8 @@ def fetch(
     The same command resumes an interrupted one, in mid-file too. A recipe's source with
     [bold]snapshot = "FOLDER"[/bold] reads the files fetched so far.
     """
+    from .report.numbers import data_size  # noqa: PLC0415
+
     if isinstance(url := location(snapshot), Url):
         from .transfer.url_files import fetch_files, list_files  # noqa: PLC0415
 

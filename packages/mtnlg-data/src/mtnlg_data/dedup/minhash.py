@@ -94,7 +94,7 @@ def write_signatures(
         sources.update({name["values"]: name["counts"] for name in batch["source"].value_counts().to_pylist()})
         batch_rows = slice(row, row := row + batch.num_rows)
         orders[batch_rows] = document_orders(batch, priority)
-        sign(batch["text"], shingle, drawn, (counts[batch_rows], contents[:, batch_rows], keys[batch_rows]))
+        sign(batch["text"], shingle, drawn, (counts[batch_rows], contents[batch_rows], keys[batch_rows]))
     band_columns = pa.FixedSizeListArray.from_arrays(keys.reshape(-1), bands)
     table = pa.record_batch({"keys": band_columns, "count": counts, "order": orders})
     beside = signatures_path(output)
