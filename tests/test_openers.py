@@ -76,7 +76,7 @@ ALLOWED = {
     "model/files.py": "the opener",
     "data/decontaminate/cut_planning.py": "written by an earlier task of the same step",
     "data/decontaminate/matches.py": "as above",
-    "data/decontaminate/stage.py": "as above",
+    "data/steps/decontaminate.py": "as above",
     "data/dedup/clusters.py": "as above",
     "data/dedup/minhash.py": "as above",
     "data/dedup/verify.py": "an unnamed temporary file",

@@ -17,8 +17,9 @@ from shards import write_shard, write_shards
 
 from mtnlg_data import Document, Local, find_duplicates, read_documents, run_step
 from mtnlg_data.console import Failure
-from mtnlg_data.dedup import clusters, stage
+from mtnlg_data.dedup import clusters
 from mtnlg_data.report.inspection import inspect_path
+from mtnlg_data.steps import deduplicate
 from mtnlg_data.steps.deduplicate import Deduplicate, DeduplicateSettings
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def test_ledger_has_places_and_jaccard_and_samples_both_texts(tmp_path: Path, do
 def test_loss_over_alarm_share_stops_the_run(
     tmp_path: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "SMALL_SOURCE", 6)
+    monkeypatch.setattr(deduplicate, "SMALL_SOURCE", 6)
     shards, out = write_shards(tmp_path, documents), tmp_path / "out"
     line = r"drops 28\.6% of web: 4 of 14 documents, duplicate; more than deduplicate\.alarm_share = 0\.2; nothing is"
     with pytest.raises(Failure, match=line) as stopped:
@@ -186,7 +187,7 @@ def test_alarm_ignores_small_sources(
     tmp_path: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch, share: float, small: int
 ) -> None:
     """Of few documents, that most go is no sign of a mistake: it is named, and ends no run."""
-    monkeypatch.setattr(stage, "SMALL_SOURCE", small)
+    monkeypatch.setattr(deduplicate, "SMALL_SOURCE", small)
     settings = WORDS.model_copy(update={"alarm_share": share})
     summary, _ = run(write_shards(tmp_path, documents), tmp_path / "out", settings, ("books", "web"))
     assert summary["duplicates"]["removed_share"]["web"] == round(2 / 7, 6)
@@ -303,7 +304,7 @@ def make_everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtnlg_data.exchange.FAN_OUT", 2)
     monkeypatch.setattr("mtnlg_data.exchange.RUN_BYTES", 200)
     monkeypatch.setattr("mtnlg_data.exchange.ROWS_PER_RANGE", 10)
-    monkeypatch.setattr("mtnlg_data.dedup.stage.GROUP_BYTES", 12_000)
+    monkeypatch.setattr("mtnlg_data.steps.deduplicate.GROUP_BYTES", 12_000)
     monkeypatch.setattr(clusters, "LABELS_AT_A_TIME", 3)
 
 

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import PositiveInt, model_validator
 
 from mtnlg_data.console import Failure, say
+from mtnlg_data.decontaminate.cut_planning import plan_shard
+from mtnlg_data.decontaminate.matches import NGRAM_SCHEMA, choose_rare, scan_shard, write_ngrams
+from mtnlg_data.decontaminate.ngrams import check_task_texts
+from mtnlg_data.document import read_rows, replace_columns, shard_source
 from mtnlg_data.engine import CUTS
-from mtnlg_data.files import file_lines
+from mtnlg_data.files import atomic_path, file_lines
+from mtnlg_data.fingerprint import File
 from mtnlg_data.quantities import alarm_share, characters
+from mtnlg_data.schema import required
 from mtnlg_data.settings import Settings, setting
-from mtnlg_data.step import Cost, Role, Step
+from mtnlg_data.step import KEPT, Cost, Outcome, Role, Step
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mtnlg_data.decontaminate.cut_planning import Cut, CutPlan
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.step import Decide
+    from mtnlg_data.summary import Summary
+
+REASONS = "contaminated", "split"
+SAMPLES = 12
+SAMPLE_CHARACTERS = 100  # on each side of a match
+#: One row per cut and task text with its n-gram; offsets are characters of the document before cutting.
+LEDGER_SCHEMA = pa.schema(
+    [
+        *required(pa.string(), "document", "key", "source", "task", "task_id"),  # document: its id
+        *required(pa.int64(), "start", "end"),
+        *required(pa.large_string(), "ngram"),
+        *required(pa.int64(), "cut_start", "cut_end"),
+        *required(pa.string(), "fate"),  # of the document: "cut", or the reason it was dropped
+    ]
+)
 
 
 class DecontaminateSettings(Settings):
@@ -59,8 +88,6 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
 
     def check(self) -> None:
         """Read the texts."""
-        from mtnlg_data.decontaminate.ngrams import check_task_texts  # noqa: PLC0415  (numba)
-
         if (texts := self.settings.texts) is None:
             say("decontaminate: no texts of tasks are given, so nothing is cut; mtnlg-eval texts writes them")
         elif not texts.is_file():
@@ -82,17 +109,43 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
         return Cost(0.024 * corpus.text / 1e6, memory, corpus.disk, seconds_alone=0.0004 * texts)
 
     def open(self, shard: Shard, item: Any = None, **shared: Any) -> Decide:  # noqa: ANN401
-        """Cut the matches of the shard, which are ``item``."""
-        from mtnlg_data.decontaminate.stage import cut_matches  # noqa: PLC0415  (numba)
-
+        """Cut the matches of the shard, which are ``item``; the samples are cuts with the text around them."""
         del shard
-        return cut_matches(item, shared["found"], self.settings)
+        found: Found = shared["found"]
+        plans = plan_shard(item.output, found.rare.output, self.settings.shortest, self.settings.most_splits)
+        row, plan = next(plans, (-1, None))
+        ngrams = pq.read_table(found.ngrams.output) if plan else NGRAM_SCHEMA.empty_table()
+        first = sampled = 0
+
+        def decide(batch: pa.RecordBatch) -> Outcome:
+            nonlocal row, plan, first, sampled
+            parts: list[pa.RecordBatch] = []
+            origin, begin = [], 0  # ``parts`` has the batch's rows before ``begin``, cut
+            decisions, scores = np.full(batch.num_rows, KEPT), np.full(batch.num_rows, np.nan)
+            samples: list[Any] = []
+            while plan is not None and row < first + batch.num_rows:
+                index = row - first
+                document = batch.slice(index, 1)
+                pieces = document.slice(1) if plan.reason else _cut_document(document, plan)
+                if plan.reason:
+                    decisions[index], scores[index] = REASONS.index(plan.reason), len(plan.kept)
+                samples += _sample_cuts(document, plan.cuts[: SAMPLES - sampled - len(samples)], ngrams)
+                parts += [batch.slice(begin, index - begin), pieces]
+                origin += [*range(begin, index), *[index] * pieces.num_rows]
+                begin = index + 1
+                row, plan = next(plans, (-1, None))
+            first += batch.num_rows
+            sampled += len(samples)
+            origin += range(begin, batch.num_rows)
+            documents = pa.Table.from_batches([*parts, batch.slice(begin)]).combine_chunks().to_batches()
+            (cut,) = documents or [batch.slice(0, 0)]
+            return Outcome(cut, decisions, REASONS, scores, samples=samples, origin=np.array(origin, np.int64))
+
+        return decide
 
     def run(self, job: Job) -> list[Done]:
         """Match, plan, cut."""
-        from mtnlg_data.decontaminate.stage import effects, find_matches, write_ledger  # noqa: PLC0415  (numba)
-
-        matches, found = find_matches(job, self.settings)
+        matches, found = _find_matches(job, self.settings)
         ledger = job.map(
             "ledger",
             write_ledger,
@@ -105,5 +158,100 @@ class Decontaminate(Step[DecontaminateSettings, Settings]):
         counted, written = ([one.summary for one in parts] for parts in (ledger, done))
         if common := found.rare.summary["common"]:
             say(f"decontaminate: {common:,} n-grams stay: each is in {self.settings.common} documents or more")
-        job.details["decontamination"] = effects(counted, written, common)
+        job.details["decontamination"] = _effects(counted, written, common)
         return done
+
+
+def _find_matches(job: Job, settings: DecontaminateSettings) -> tuple[list[Done], Found]:
+    """Scan the shards in order, and count; returns the matches per shard, and the n-grams with those that are cut."""
+    texts = None if settings.texts is None else File(settings.texts)
+    (ngrams,) = job.map(
+        "n-grams",
+        write_ngrams,
+        [(texts, job.state / "ngrams.parquet")],
+        n=settings.n,
+        minimum=settings.minimum,
+    )
+    shards = []
+    for shard in job.shards:
+        windows = {code: own.window for code, own in job.step.by_language(shard_source(shard.path)).items()}
+        shards.append(((shard, windows), job.state / f"{shard.path.stem}.matches.parquet"))
+    matches = job.map("scan", scan_shard, shards, ngrams=ngrams, minimum=settings.minimum)
+    (rare,) = job.map("count", choose_rare, [(matches, job.state / "cut.npy")], ngrams=ngrams, common=settings.common)
+    return matches, Found(ngrams, rare)
+
+
+class Found(NamedTuple):
+    """The tasks' n-grams, and which of them are rare enough to be cut."""
+
+    ngrams: Done
+    rare: Done
+
+
+def write_ledger(item: tuple[Shard, Done], output: Path, *, found: Found, shortest: int, most_splits: int) -> Summary:
+    """Write the ledger of one shard's cuts; ``item`` has the shard and its matches.
+
+    The summary counts documents cut and dropped, and cuts by task.
+    """
+    shard, matches = item
+    plans = list(plan_shard(matches.output, found.rare.output, shortest, most_splits))
+    names = [
+        name
+        for batch in read_rows(shard.path, np.array([row for row, _ in plans], np.int64), ["id", "key", "source"])
+        for name in zip(*(column.to_pylist() for column in batch), strict=True)
+    ]
+    ngram_table = pq.read_table(found.ngrams.output) if plans else NGRAM_SCHEMA.empty_table()
+    cuts_by_task: Counter[str] = Counter()
+    rows: list[tuple[Any, ...]] = []
+    for name, (_, plan) in zip(names, plans, strict=True):
+        for (start, end, number, *_), *span in plan.cuts:
+            ngram, tasks, ids = (ngram_table[column][number].as_py() for column in NGRAM_SCHEMA.names)
+            cuts_by_task.update(set(tasks))
+            fate = plan.reason or "cut"
+            rows += [(*name, *task, start, end, ngram, *span, fate) for task in zip(tasks, ids, strict=True)]
+    with atomic_path(output) as partial:
+        columns = zip(*rows, strict=True) if rows else [[] for _ in LEDGER_SCHEMA]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, LEDGER_SCHEMA, strict=True)]
+        pq.write_table(pa.table(arrays, LEDGER_SCHEMA), partial, compression="zstd")
+    dropped = sum(plan.reason is not None for _, plan in plans)
+    return {"documents_cut": len(plans) - dropped, "documents_dropped": dropped, "cuts_by_task": dict(cuts_by_task)}
+
+
+def _cut_document(document: pa.RecordBatch, plan: CutPlan) -> pa.RecordBatch:
+    """The pieces of a document with matches: the shortened document, or ``<id>#0``, ``<id>#1``, ..."""
+    text, name, key = (document[column][0].as_py() for column in ("text", "id", "key"))
+    pieces = [text[start:end] for start, end in plan.kept]
+    if len(pieces) == 1:
+        return replace_columns(document, {"text": pieces})
+    names = {column: [f"{whole}#{n}" for n in range(len(pieces))] for column, whole in (("id", name), ("key", key))}
+    repeated = document.take(pa.array([0] * len(pieces)))
+    return replace_columns(repeated, {**names, "text": pieces})
+
+
+def _sample_cuts(document: pa.RecordBatch, cuts: Sequence[Cut], ngrams: pa.Table) -> list[dict[str, Any]]:
+    """N-gram and surrounding text of each cut."""
+    text, name, size = document["text"][0].as_py(), document["id"][0].as_py(), SAMPLE_CHARACTERS
+    return [
+        {
+            "document": name,
+            "text": text[max(0, match.start - size) : match.end + size],
+            "tasks": sorted(set(ngrams["tasks"][match.ngram].as_py())),
+            "ngram": ngrams["ngram"][match.ngram].as_py(),
+        }
+        for match, *_ in cuts
+    ]
+
+
+def _effects(ledger: Sequence[Summary], done: Sequence[Summary], common: int) -> dict[str, Any]:
+    """The part of the step's summary about cuts: counts, and some samples to read."""
+    cuts_by_task: Counter[str] = Counter()
+    for part in ledger:
+        cuts_by_task.update(part["cuts_by_task"])
+    samples = [sample for part in done for sample in part["samples"]]
+    return {
+        "documents_cut": sum(part["documents_cut"] for part in ledger),
+        "documents_dropped": sum(part["documents_dropped"] for part in ledger),
+        "cuts_by_task": dict(sorted(cuts_by_task.items())),
+        "ngrams_common": common,
+        "samples": samples[:: -(-len(samples) // SAMPLES) or 1],
+    }
