@@ -26,9 +26,8 @@ from resiliparse.extract.html2text import extract_plain_text
 
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, main_text
 from mtnlg_data.extract.charset import decode_html
-from mtnlg_data.extract.extractors import Method, extract_text
 from mtnlg_data.extract.paragraphs import read_page
-from mtnlg_data.extract.text import ExtractSettings, extract_record
+from mtnlg_data.extract.text import ExtractSettings, Method, extract_record, extract_text
 from mtnlg_data.sources import Record, SourceFile, read_records
 from record import megabytes_of, rates, ratios, run, spread, time_rounds
 

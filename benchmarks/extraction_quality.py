@@ -38,9 +38,9 @@ from resiliparse.extract.html2text import extract_plain_text
 
 from mtnlg_data.extract.boilerplate import BoilerplateSettings
 from mtnlg_data.extract.charset import decode_html
-from mtnlg_data.extract.extractors import extract_text
 from mtnlg_data.extract.main_content import ROLES, WEIGHTS, features
 from mtnlg_data.extract.paragraphs import read_page
+from mtnlg_data.extract.text import extract_text
 from record import megabytes_of, picture, rates, run, time_rounds
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from shards import read_source
 
 from mtnlg_data import decode_html
 from mtnlg_data.extract.boilerplate import BoilerplateSettings, classify, main_text, revise_classes
-from mtnlg_data.extract.extractors import extract_text
 from mtnlg_data.extract.html_tags import IS_HEADING
 from mtnlg_data.extract.paragraphs import LINKED, MARKED, MAX_DEPTH, read_page
+from mtnlg_data.extract.text import extract_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from shards import run_here, stored_rows, write_shard
 
 from mtnlg_data import Document, run_step
-from mtnlg_data.decontaminate.cut_planning import plan_cuts
-from mtnlg_data.decontaminate.matches import Match
+from mtnlg_data.decontaminate.matches import Match, plan_cuts
 from mtnlg_data.steps.decontaminate import Decontaminate, DecontaminateSettings
 from mtnlg_data.text.arrays import small_batches
 from mtnlg_data.text.characters import character_kinds, fold_case

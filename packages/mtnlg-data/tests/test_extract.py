@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from shards import read_rows, run_here
 
 from mtnlg_data import Extract, Record, SourceFile, decode_html
-from mtnlg_data.extract.extractors import Method
 from mtnlg_data.extract.language import detect_language
-from mtnlg_data.extract.text import ExtractSettings, extract_record, is_text
+from mtnlg_data.extract.text import ExtractSettings, Method, extract_record, is_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from loopback import serving
 from shards import read_source
 
 from mtnlg_data import read_documents
-from mtnlg_data.commands.stage_inputs import find_inputs
+from mtnlg_data.commands.alone import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.sources import Dropped, Record, read_records
 from mtnlg_data.sources.matching import kinds_of_files

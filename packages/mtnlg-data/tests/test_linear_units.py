@@ -11,7 +11,7 @@ from shards import write_shard
 
 from mtnlg_data import Clean, Decontaminate, Document, Exact, Filter, Local, Quality, Tokenize, document, run_step
 from mtnlg_data.engine.tasks import run_task
-from mtnlg_data.tokens import stage
+from mtnlg_data.tokens import encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -74,7 +74,7 @@ def test_units_grow_with_shards_and_each_stays_as_small(tmp_path: Path, monkeypa
     monkeypatch.setattr("mtnlg_data.exchange.ROWS_PER_RANGE", 16)
     monkeypatch.setattr("mtnlg_data.exchange.RUN_BYTES", 16 * 24)
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 2)
-    monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1)
+    monkeypatch.setattr(encoding, "TEXT_BYTES_PER_UNIT", 1)
     once, twice = (measured(tmp_path / str(shards), shards) for shards in (SHARDS, 2 * SHARDS))
     assert {name.rpartition(":")[2] for name in once.bytes} >= {"Clean", "Filter"}  # of which each shard is written
     assert "mtnlg_data.exchange:merge" in once.bytes

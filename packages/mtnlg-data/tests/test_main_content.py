@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtnlg_data import BoilerplateSettings
-from mtnlg_data.extract.extractors import extract_text
 from mtnlg_data.extract.main_content import best_expected_f1
+from mtnlg_data.extract.text import extract_text
 
 SENTENCES = ["The harbour was quiet, and nobody in the town could say since when it had been so. " * 2] * 4
 MENU = "".join(f'<li><a href="/{name}">{name}</a></li>' for name in ("Home", "News", "Sports", "Contact", "About us"))

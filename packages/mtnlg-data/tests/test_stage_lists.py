@@ -13,7 +13,7 @@ import small_corpus as corpus
 from command_line import invoke
 from shards import curate_here
 
-from mtnlg_data.commands.stage_inputs import find_inputs
+from mtnlg_data.commands.alone import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.report.inspection import inspect_path
 

@@ -12,7 +12,7 @@ import small_corpus as corpus
 from command_line import invoke
 from shards import read_rows
 
-from mtnlg_data.commands.stage_inputs import find_inputs
+from mtnlg_data.commands.alone import find_inputs
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.engine import manifest_path
 from mtnlg_data.steps.clean import PAGE_RULES, TEXT_RULES

@@ -19,7 +19,7 @@ from mtnlg_data import Local, document, exchange, write_documents
 from mtnlg_data.console import Failure, UsageFailure
 from mtnlg_data.steps.tokenize import TokenizeSettings
 from mtnlg_data.text.hashing import salted_hashes
-from mtnlg_data.tokens import stage
+from mtnlg_data.tokens import encoding
 from mtnlg_data.tokens import store as store_module
 from mtnlg_data.tokens.blend import read_blend
 from mtnlg_data.tokens.store import TokenStore, writing_store
@@ -113,7 +113,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything small: row groups, units, batches, and the number of files that a unit may open."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(document, "ROWS_PER_GROUP", 7)
-    monkeypatch.setattr(stage, "TEXT_BYTES_PER_UNIT", 1000)
+    monkeypatch.setattr(encoding, "TEXT_BYTES_PER_UNIT", 1000)
     monkeypatch.setattr(exchange, "RUN_BYTES", 200)
     monkeypatch.setattr(exchange, "FAN_OUT", 2)
 

@@ -179,14 +179,14 @@ def _run_alone(
     """Run a step by itself; the options are those that the commands of all steps share."""
     from mtnlg_data.engine import open_engine  # noqa: PLC0415
 
-    from . import alone, stage_inputs  # noqa: PLC0415
+    from . import alone  # noqa: PLC0415
 
     if subset is not None and field != "text":
         raise UsageFailure(f"--field {field}: --subset reads the Pile, whose texts are under the key text")
     options = {"field": field} if subset is None else {"kind": "pile", "subset": subset}
-    step_inputs = {"": stage_inputs.find_inputs(inputs, raw=step.takes == "files", **options)}
+    step_inputs = {"": alone.find_inputs(inputs, raw=step.takes == "files", **options)}
     for name, paths in extra.items():
-        step_inputs[name] = stage_inputs.find_inputs(paths, unnamed=f"{name}s", field=field)
+        step_inputs[name] = alone.find_inputs(paths, unnamed=f"{name}s", field=field)
     alone.bind(step, step_inputs, keys)
     place = Place.of(out, work)
     with open_engine(engine, workers, ray) as opened:

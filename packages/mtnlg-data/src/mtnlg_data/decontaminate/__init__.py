@@ -3,7 +3,7 @@
     match   find the n-grams, and which of them are common (ngrams.py, matches.py)
     plan    cut the first match, ``window`` characters on each side and on to the next of . ! ?; repeat on the rest to
             the right. Drop pieces shorter than ``shortest`` characters, and documents of more than ``most_splits``
-            pieces as a whole (cut_planning.py)
+            pieces as a whole (matches.py)
     ledger  list every cut, one file per shard: position, n-gram, and the tasks and rows that have it
     cut     write the documents without the cut characters
 

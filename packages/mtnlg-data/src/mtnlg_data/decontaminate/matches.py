@@ -1,8 +1,9 @@
-"""Occurrences of the tasks' n-grams in the documents, and which n-grams are too common to be cut (paper.md 4.4).
+"""Occurrences of the tasks' n-grams in the documents, and what is cut of each document for them (paper.md 4.4).
 
 write_ngrams      the n-grams of the task texts
 scan_shard        every match in a shard, as numbers; later tasks decide from these and read no text
 choose_rare       n-grams in ``common`` documents or more, over all shards, are not cut
+plan_shard        what is kept and cut of each document
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mtnlg_data.text.characters import SOUTHEAST_ASIAN, character_kinds, code_po
 from .ngrams import NgramSet, read_task_texts, task_ngrams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from mtnlg_data.array_types import Bools, Int64s, UInt32s
@@ -65,6 +66,22 @@ class Match(NamedTuple):
     ngram: int
     stop: int
     resume: int
+
+
+class Cut(NamedTuple):
+    """Characters ``start`` up to ``end`` of a text, cut for one match."""
+
+    match: Match
+    start: int
+    end: int
+
+
+class CutPlan(NamedTuple):
+    """What happens to a document with matches: the spans kept, or the reason to drop the whole document."""
+
+    kept: list[tuple[int, int]]
+    cuts: list[Cut]
+    reason: str | None
 
 
 def write_ngrams(texts: File | None, output: Path, *, n: int, minimum: int) -> Summary:
@@ -145,11 +162,32 @@ def choose_rare(matches: Sequence[Done], output: Path, *, ngrams: Done, common: 
     return {"common": int((documents >= common).sum())}
 
 
-def read_matches_to_cut(path: Path, is_cut: Bools) -> Iterator[tuple[int, int, list[Match]]]:
-    """Row, length and matches, in order, of each document with matches of n-grams that are cut."""
+def plan_shard(path: Path, rare: Path, shortest: int, most_splits: int) -> Iterator[tuple[int, CutPlan]]:
+    """Yield row and plan of each document with matches to cut, in order, from the files of matches and rare n-grams."""
+    is_cut = np.load(rare)
     with pq.ParquetFile(path) as file:
         batches = file.iter_batches(columns=list(MATCH_COLUMNS))
-        rare = (batch.filter(pa.array(is_cut[batch["ngram"].to_numpy()], pa.bool_())) for batch in batches)
-        rows = (row for batch in rare for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
-        for (row, length), row_matches in groupby(rows, itemgetter(0, 1)):
-            yield row, length, [Match(*match) for _, _, *match in row_matches]
+        to_cut = (batch.filter(pa.array(is_cut[batch["ngram"].to_numpy()], pa.bool_())) for batch in batches)
+        rows = (row for batch in to_cut for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        for (row, length), matches in groupby(rows, itemgetter(0, 1)):
+            kept, cuts = plan_cuts(length, (Match(*match) for _, _, *match in matches), shortest)
+            reason = "contaminated" if not kept else "split" if len(kept) > most_splits else None
+            yield row, CutPlan(kept, cuts, reason)
+
+
+def plan_cuts(length: int, matches: Iterable[Match], shortest: int) -> tuple[list[tuple[int, int]], list[Cut]]:
+    """Spans kept and cuts made in a text of this length, given its matches in order of start."""
+    begin = 0
+    kept: list[tuple[int, int]] = []
+    cuts: list[Cut] = []
+    for match in matches:
+        if match.start < begin:
+            continue
+        if begin and length - begin < shortest:
+            break
+        stop = match.stop + 1 if match.stop > begin else begin
+        kept.append((begin, stop))
+        begin = min(match.resume + 1, length)
+        cuts.append(Cut(match, stop, begin))
+    kept.append((begin, length))
+    return [(start, end) for start, end in kept if end - start >= max(1, shortest)], cuts

@@ -1,5 +1,9 @@
 """Extract a record's text and language: HTML pages lose their boilerplate, plain texts pass unchanged.
 
+A page's main text is found by one of four methods: our jusText, our main content, resiliparse or trafilatura. The two
+libraries build trees and guarantee no bound on their time, so they get only pages whose markup is of ordinary size; our
+own reader needs no such limit.
+
 As in paper.md 4.2: pycld2 reads the *HTML* and keeps pages whose first language is a wanted one, by default English,
 before the costly part; jusText with that language's stop list and default settings then removes boilerplate paragraphs.
 A language model reads the extracted text instead, as in FineWeb. Of plain texts only the language is detected; whether
@@ -12,7 +16,7 @@ or dropped alike on every machine.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import field_validator
 
@@ -20,16 +24,19 @@ from mtnlg_data.quantities import alarm_share, share
 from mtnlg_data.settings import setting
 from mtnlg_data.sources import MAX_RECORD_BYTES
 
-from .boilerplate import BoilerplateSettings
+from .boilerplate import BoilerplateSettings, main_text
 from .charset import decode_page
-from .extractors import Method, extract_text
 from .language import Language, LanguageSettings, detect_language, open_identifier
+from .main_content import ROLES, main_content
+from .paragraphs import read_page
+from .tree_limits import markup_excess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from mtnlg_data.sources import Record
 
+Method = Literal["justext", "main", "resiliparse", "trafilatura"]
 #: Exceptions that extracting a broken page may raise.
 PARSE_ERRORS = (ValueError, RecursionError)
 CONTROL_BYTES = bytes([*range(9), 0x0B, *range(0x0E, 0x20), 0x7F])
@@ -117,3 +124,40 @@ def is_text(text: str) -> bool:
     encoded = sample.encode(errors="replace")
     binary = len(encoded) - len(encoded.translate(None, CONTROL_BYTES)) + sample.count("\ufffd")
     return binary <= MAX_BINARY_SHARE * len(sample)
+
+
+def extract_text(method: Method, html: str, settings: BoilerplateSettings, language: str) -> tuple[str, str | None]:
+    """The main text of a page in this language (a CLD2 code), and the reason to drop the page, or None."""
+    if method in _LIBRARIES:
+        text, reason = _extract_with_library(_LIBRARIES[method], html)
+    else:
+        is_main = method == "main"
+        page = read_page(html, layout=True, roles=ROLES) if is_main else read_page(html, layout=settings.layout)
+        if page.truncated:
+            return "", "too_deep"
+        text = main_content(page, language) if is_main else main_text(page, settings, language)
+        reason = None
+    return text, reason if reason or text else "empty"
+
+
+def _extract_with_library(extract: Callable[[str], str], html: str) -> tuple[str, str | None]:
+    try:
+        excess = markup_excess(html)
+        return ("", excess) if excess else (extract(html), None)
+    except Exception:  # noqa: BLE001  (a library may raise anything, and one bad page must cost one page)
+        return "", "not_extracted"
+
+
+def _resiliparse(html: str) -> str:
+    from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  (an extra)
+
+    return str(extract_plain_text(html, main_content=True))
+
+
+def _trafilatura(html: str) -> str:
+    import trafilatura  # noqa: PLC0415  (an extra)
+
+    return trafilatura.extract(html, fast=True) or ""
+
+
+_LIBRARIES: dict[Method, Callable[[str], str]] = {"resiliparse": _resiliparse, "trafilatura": _trafilatura}

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import PositiveInt, model_validator
 
 from mtnlg_data.console import Failure, say
-from mtnlg_data.decontaminate.cut_planning import plan_shard
-from mtnlg_data.decontaminate.matches import NGRAM_SCHEMA, choose_rare, scan_shard, write_ngrams
+from mtnlg_data.decontaminate.matches import NGRAM_SCHEMA, choose_rare, plan_shard, scan_shard, write_ngrams
 from mtnlg_data.decontaminate.ngrams import check_task_texts
 from mtnlg_data.document import read_rows, replace_columns, shard_source
 from mtnlg_data.engine import CUTS
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mtnlg_data.decontaminate.cut_planning import Cut, CutPlan
+    from mtnlg_data.decontaminate.matches import Cut, CutPlan
     from mtnlg_data.document import Shard
     from mtnlg_data.job import Done, Job
     from mtnlg_data.planning.corpus_size import CorpusSize

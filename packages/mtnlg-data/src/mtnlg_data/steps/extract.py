@@ -18,8 +18,8 @@ from mtnlg_data.summary import read_failure, stage_summary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mtnlg_data.extract.extractors import Method
     from mtnlg_data.extract.grouping import Group
+    from mtnlg_data.extract.text import Method
     from mtnlg_data.job import Job
     from mtnlg_data.planning.corpus_size import CorpusSize
     from mtnlg_data.summary import Summary

@@ -168,6 +168,6 @@ class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
 
     def apply(self, job: Job) -> Summary:
         """Encode, shuffle, write the stores."""
-        from mtnlg_data.tokens.stage import tokenize  # noqa: PLC0415
+        from mtnlg_data.tokens.encoding import tokenize  # noqa: PLC0415
 
         return tokenize(self, job)

@@ -13,19 +13,21 @@ what was written; a ``.crc`` beside it, of an earlier version, is not read.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import tempfile
+import weakref
 from bisect import bisect_left
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from mtnlg_data.console import Failure
 from mtnlg_data.files import atomic_open, atomic_path, naming, new_or_regular, open_regular
-from mtnlg_data.transfer.urls import local_only, location
-
-from .file_reader import FileReader
+from mtnlg_data.transfer.url_files import RangeReader
+from mtnlg_data.transfer.urls import Url, local_only, location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.transfer.urls import Location, Url
+    from mtnlg_data.transfer.urls import Location
 
 L = TypeVar("L", "Path", "Url", "Location")
 MAGIC = b"MMIDIDX\x00\x00"
@@ -149,6 +151,39 @@ def _size_batches(sizes: BinaryIO) -> Iterator[NDArray[np.int32]]:
     sizes.seek(0)
     while content := sizes.read(4 * SIZES_PER_BATCH):
         yield np.frombuffer(content, dtype=np.int32)
+
+
+class FileReader:
+    """A file, here or at a URL, open for reading by position, by any number of threads; closed when garbage-collected.
+
+    Not a memory map: if the file is cut short, a map ends the process with a bus error, and a read by position does
+    not. Raises ``Failure`` if there is no such file.
+    """
+
+    def __init__(self, path: Location) -> None:
+        self.path = path
+        if isinstance(path, Url):
+            reader = RangeReader(path)
+            self.size, self.read = reader.size, reader.read
+            return
+        try:
+            file = open_regular(path, follow=True)
+        except OSError as error:
+            raise Failure(f"{path}: {error.strerror}; a token store is a pair of .bin and .idx") from None
+        weakref.finalize(self, file.close)
+        self.size, self.read = os.fstat(file.fileno()).st_size, partial(_read, path, file)
+
+
+def _read(path: Path, file: BinaryIO, first: int, last: int) -> bytes:
+    """Bytes ``first`` to ``last`` (exclusive). Raises ``Failure`` if some are missing."""
+    content = b""
+    while len(content) < last - first:  # one read moves at most 2 GiB
+        with naming(path):
+            more = os.pread(file.fileno(), last - first - len(content), first + len(content))
+        if not more:
+            raise Failure(f"{path}: ends before byte {last}; it was cut short after it was opened")
+        content += more
+    return content
 
 
 class TokenStore:
