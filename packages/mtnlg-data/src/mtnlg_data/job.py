@@ -31,7 +31,7 @@ from .exchange import Rows, merge
 from .files import atomic_path
 from .fingerprint import fingerprint
 from .schema import SCHEMA
-from .summary import COUNTS, passthrough_summary, stage_summary
+from .summary import NOTHING, add_up, passthrough_summary, stage_summary
 from .tally import Tallies, recorded_tallies
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ class Job:
         """Counts of every source before the step; counted from the shards if they were not given."""
         if self._before is not None:
             return self._before
-        counts: dict[str, Summary] = {source: dict.fromkeys(COUNTS, 0) for source in self.step.sources}
+        counts: dict[str, Summary] = {source: {**NOTHING} for source in self.step.sources}
         for path in self._given:
-            source_counts = counts.setdefault(shard_source(path), dict.fromkeys(COUNTS, 0))
+            source_counts = counts.setdefault(shard_source(path), {**NOTHING})
             for batch in read_documents(path, ["text"]):
                 source_counts["documents_out"] += batch.num_rows
                 source_counts["characters_out"] += pc.sum(pc.utf8_length(batch["text"])).as_py()
@@ -206,17 +206,10 @@ class Job:
         alarm_share = getattr(self.step.settings, "alarm_share", 1.0)
         summaries = [*(one.summary for one in done), *counts]
         details = self.details
-        if self.step.number is None and (said := {**_counted(done), **details}):  # a user's step may use any names
+        counted = add_up([{}, *(one.summary.get("counts", {}) for one in done)])
+        if self.step.number is None and (said := {**counted, **details}):  # a user's step may use any names
             details = {"details": said}
         return {**stage_summary(self.step.name, summaries, list(self.step.sources), alarm_share), **details}
-
-
-def _counted(done: Sequence[Done]) -> Counter[str]:
-    """The counts of all shards' outcomes, added up."""
-    counts: Counter[str] = Counter()
-    for one in done:
-        counts.update(one.summary.get("counts", {}))
-    return counts
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Self
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .console import Failure, say
 from .files import read_small
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 LEAST_VALUE = 2.0**-10  # smallest value of a rule that a distribution resolves
 COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
+NOTHING = dict.fromkeys(COUNTS, 0)
 ERRORS_SHOWN = 20
 SHOWN_PER_FATE = 2  # example documents of each fate, by source
 KEPT = "kept"  # the fate of a document that is not dropped; else the reason
@@ -49,18 +51,10 @@ class Counts(Part):
     lengths: dict[int, int] = {}  # documents out, by the shortest length of their octave
     metadata_lost: dict[str, int] | None = None  # documents kept without their metadata, by reason
 
+    @field_validator("dropped", "lengths", "metadata_lost")
     @classmethod
-    def total(cls, parts: Iterable[Counts]) -> Self:
-        """The sum of these counts."""
-        numbers: Counter[str] = Counter(dict.fromkeys((*COUNTS, "failed"), 0))
-        tables: dict[str, Counter[Any]] = {"dropped": Counter(), "lengths": Counter(), "metadata_lost": Counter()}
-        for part in parts:
-            for name in numbers:
-                numbers[name] += getattr(part, name)
-            for name, table in tables.items():
-                table.update(getattr(part, name) or {})
-        added = {name: dict(sorted(table.items())) for name, table in tables.items()}
-        return cls.model_validate({**numbers, **added, "metadata_lost": added["metadata_lost"] or None})
+    def _sort(cls, table: dict[Any, int] | None) -> dict[Any, int] | None:
+        return table and dict(sorted(table.items()))
 
 
 class ReadError(Part):
@@ -89,15 +83,6 @@ class Example(Part):
     score: float | None = None
 
 
-class TaskSummary(Part):
-    """The counts of a task by source, with unreadable records and example documents."""
-
-    sources: dict[str, Counts]
-    errors: list[ReadError] = []
-    lost: list[ReadError] = []  # files read in part or not at all
-    shown: list[Example] = []
-
-
 class Stage(Part):
     """One stage: counts over all sources and for each, alarms, unreadable records, and sample documents."""
 
@@ -116,6 +101,12 @@ class Stage(Part):
     failure: str | None = None  # what could not be read of the files, if that is more than the settings allow
     details: dict[str, Any] | None = None  # what a user's step says of its work
     shards: list[str] | None = Field(None, exclude=True)  # for the next stage alone
+
+    @property
+    def total(self) -> Counts:
+        """Counts of all sources."""
+        parts = [counts.model_dump(exclude_none=True) for counts in self.sources.values()]
+        return Counts.model_validate(add_up([NOTHING, *parts]))
 
 
 class Quality(Part):
@@ -225,31 +216,41 @@ class RunSummary(Part):
         return list(dict.fromkeys(source for stage in self.stages for source in stage.sources))
 
 
+def add_up(values: Sequence[Any]) -> Any:  # noqa: ANN401  (any JSON)
+    """The sum of JSON values of one shape: numbers are added, lists joined, objects added up key by key."""
+    if isinstance(values[0], dict):
+        by_name: dict[str, list[Any]] = {}
+        for value in values:
+            for name, inner in value.items():
+                by_name.setdefault(name, []).append(inner)
+        return {name: add_up(inner) for name, inner in by_name.items()}
+    return [*chain.from_iterable(values)] if isinstance(values[0], list) else sum(values)
+
+
 def stage_summary(name: str, summaries: Iterable[Summary], order: Sequence[str], alarm_share: float = 1.0) -> Summary:
     """Add up the summaries of a stage's tasks; ``seconds`` is left for the caller to set.
 
     Sources are in this order, then all others by name. ``alarms`` has a ``loss_alarm`` for each source that loses more
     than ``alarm_share`` of its documents.
     """
-    tasks = [TaskSummary.model_validate(summary, strict=False) for summary in summaries]
-    order = [*order, *sorted({source for task in tasks for source in task.sources}.difference(order))]
-    sources = {
-        source: Counts.total(task.sources[source] for task in tasks if source in task.sources) for source in order
-    }
+    empty: Summary = {"sources": dict.fromkeys(order, NOTHING), "errors": [], "lost": [], "shown": []}
+    total = add_up([empty, *({key: task[key] for key in empty if key in task} for task in summaries)])
+    order = [*order, *sorted({*total["sources"]}.difference(order))]
+    sources = {source: total["sources"][source] for source in order}
     losses = (
-        loss_alarm(name, source, counts.documents_in, counts.dropped, alarm_share) for source, counts in sources.items()
+        loss_alarm(name, source, counts["documents_in"], counts.get("dropped", {}), alarm_share)
+        for source, counts in sources.items()
     )
-    lost = [file for task in tasks for file in task.lost]
     stage = {
         "name": name,
         "seconds": 0.0,
-        **{count: sum(getattr(counts, count) for counts in sources.values()) for count in COUNTS},
+        **{count: sum(counts[count] for counts in sources.values()) for count in COUNTS},
         "sources": sources,
         "alarms": [alarm for alarm in losses if alarm is not None],
-        "errors": [error for task in tasks for error in task.errors][:ERRORS_SHOWN],
-        "files_lost": len(lost),
-        "lost": lost[:ERRORS_SHOWN],
-        "shown": _choose_examples((example for task in tasks for example in task.shown), order),
+        "errors": total["errors"][:ERRORS_SHOWN],
+        "files_lost": len(total["lost"]),
+        "lost": total["lost"][:ERRORS_SHOWN],
+        "shown": _choose_examples(total["shown"], order),
     }
     return Stage.model_validate(stage, strict=False).model_dump(mode="json", exclude_none=True)
 
@@ -273,11 +274,11 @@ def loss_alarm(
     return {"source": source, "message": message}
 
 
-def _choose_examples(shown: Iterable[Example], order: Sequence[str]) -> list[Example]:
+def _choose_examples(shown: Iterable[Summary], order: Sequence[str]) -> list[Summary]:
     """The examples of lowest CRC-32 of each source and fate: sources in this order, fates by name."""
-    chosen: dict[tuple[int, str], list[Example]] = {}
-    for example in sorted(shown, key=lambda example: (crc32(example.key.encode()), example.key)):
-        chosen.setdefault((order.index(example.source), example.fate), []).append(example)
+    chosen: dict[tuple[int, str], list[Summary]] = {}
+    for example in sorted(shown, key=lambda example: (crc32(example["key"].encode()), example["key"])):
+        chosen.setdefault((order.index(example["source"]), example["fate"]), []).append(example)
     return [example for _, group in sorted(chosen.items()) for example in group[:SHOWN_PER_FATE]]
 
 
@@ -325,7 +326,7 @@ def summary_line(summary: Summary) -> str:
     # Decontamination may write more documents than it reads: a cut makes two of one.
     documents = f"kept {kept:,} of {total:,} documents" if kept <= total else f"made {kept:,} of {total:,} documents"
     share = f" ({kept / total:.1%})" if 0 < kept <= total else ""
-    counts = Counts.total(stage.sources.values())
+    counts = stage.total
     why, lost = (
         ", ".join(f"{name} {n:,}" for name, n in Counter(table).most_common())
         for table in (counts.dropped, counts.metadata_lost)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from .engine import DROPPED
 from .files import atomic_path
 from .schema import required
-from .summary import COUNTS, ERRORS_SHOWN, KEPT, SHOWN_PER_FATE
+from .summary import COUNTS, ERRORS_SHOWN, KEPT, SHOWN_PER_FATE, add_up
 from .text.arrays import text_lengths
 
 if TYPE_CHECKING:
@@ -208,18 +208,15 @@ def recorded_tallies(output: Path) -> Iterator[Tallies]:
         drops.flush()
 
 
-class Tallies:
-    """One ``Tally`` per source, for tasks whose shard may hold several sources."""
+class Tallies(dict[str, Tally]):
+    """One ``Tally`` per source, created at its first use, for tasks whose shard may hold several sources."""
 
     def __init__(self, drops: DropFile | None = None) -> None:
-        self._by_source: dict[str, Tally] = {}
         self._drops = drops
 
-    def __getitem__(self, source: str) -> Tally:
-        """The tally of this source, created at its first use."""
-        if source not in self._by_source:
-            self._by_source[source] = Tally(source, self._drops)
-        return self._by_source[source]
+    def __missing__(self, source: str) -> Tally:
+        """The tally of a source, from its first use."""
+        return self.setdefault(source, Tally(source, self._drops))
 
     def count(self, batch: pa.RecordBatch, outcome: Outcome) -> None:
         """Count, record and show what a step decided on a batch, source by source."""
@@ -237,6 +234,4 @@ class Tallies:
 
     def summary(self) -> Summary:
         """All tallies as JSON, sources by name, for a task's manifest, with ``files``."""
-        parts = [self._by_source[source].summary() for source in sorted(self._by_source)]
-        merged = {name: [one for part in parts for one in part[name]] for name in ("errors", "lost", "shown")}
-        return {"files": self.files, "sources": {k: v for part in parts for k, v in part["sources"].items()}, **merged}
+        return {"files": self.files, **add_up([self[source].summary() for source in sorted(self)])}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mtnlg_data.summary import LEAST_VALUE, Counts
+from mtnlg_data.summary import LEAST_VALUE
 
 from . import excerpts, numbers
 from .numbers import count
@@ -19,7 +19,7 @@ from .numbers import count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mtnlg_data.summary import FilterRule, RunSummary, Stage
+    from mtnlg_data.summary import Counts, FilterRule, RunSummary
 
 #: Titles in the order in which data flows. The first word names the macro and the anchor; empty sections are left out.
 SECTIONS = (
@@ -73,11 +73,6 @@ def in_words(name: str) -> str:
 def ranked(counts: Mapping[str, int] | None) -> list[tuple[str, int]]:
     """Names and counts above zero, the largest first."""
     return sorted(((name, n) for name, n in (counts or {}).items() if n), key=lambda item: (-item[1], item[0]))
-
-
-def totals(stage: Stage) -> Counts:
-    """Counts of all sources."""
-    return Counts.total(stage.sources.values())
 
 
 def pieces(counts: Counts) -> int:

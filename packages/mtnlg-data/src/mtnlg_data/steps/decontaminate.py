@@ -21,6 +21,7 @@ from mtnlg_data.quantities import alarm_share, characters
 from mtnlg_data.schema import required
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import KEPT, Cost, Outcome, Role, Step
+from mtnlg_data.summary import add_up
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
 if TYPE_CHECKING:
@@ -243,14 +244,11 @@ def _sample_cuts(document: pa.RecordBatch, cuts: Sequence[Cut], ngrams: pa.Table
 
 def _effects(ledger: Sequence[Summary], done: Sequence[Summary], common: int) -> dict[str, Any]:
     """The part of the step's summary about cuts: counts, and some samples to read."""
-    cuts_by_task: Counter[str] = Counter()
-    for part in ledger:
-        cuts_by_task.update(part["cuts_by_task"])
+    counts = add_up([{"documents_cut": 0, "documents_dropped": 0, "cuts_by_task": {}}, *ledger])
     samples = [sample for part in done for sample in part["samples"]]
     return {
-        "documents_cut": sum(part["documents_cut"] for part in ledger),
-        "documents_dropped": sum(part["documents_dropped"] for part in ledger),
-        "cuts_by_task": dict(sorted(cuts_by_task.items())),
+        **counts,
+        "cuts_by_task": dict(sorted(counts["cuts_by_task"].items())),
         "ngrams_common": common,
         "samples": samples[:: -(-len(samples) // SAMPLES) or 1],
     }

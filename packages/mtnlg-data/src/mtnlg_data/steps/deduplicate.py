@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -21,7 +20,7 @@ from mtnlg_data.exchange import MERGE_COPIES, RUN_BYTES, Numbering, Range, count
 from mtnlg_data.quantities import alarm_share
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Step
-from mtnlg_data.summary import SMALL_SOURCE, loss_alarm
+from mtnlg_data.summary import SMALL_SOURCE, add_up, loss_alarm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,7 +153,7 @@ class Deduplicate(Step[DeduplicateSettings, Settings]):
 
 def _search(
     job: Job, shards: Sequence[Shard], numbering: Numbering, settings: DeduplicateSettings
-) -> tuple[Counter[str], list[Range], Summary]:
+) -> tuple[dict[str, int], list[Range], Summary]:
     """Run the tasks up to the ledger; returns the documents by source, the removals by shard, the ledger's summary.
 
     Up to the candidates, results are the same for any threshold.
@@ -210,9 +209,7 @@ def _search(
         ],
         numbering=numbering,
     )
-    documents: Counter[str] = Counter()
-    for done in contents.written:
-        documents.update(done.summary["documents"])
+    documents = add_up([{}, *(done.summary["documents"] for done in contents.written)])
     return documents, shard_ranges, ledger_summary(done.summary for done in ledger)
 
 

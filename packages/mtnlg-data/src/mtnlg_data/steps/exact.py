@@ -15,6 +15,7 @@ from mtnlg_data.exchange import Numbering, count_ranges
 from mtnlg_data.quantities import alarm_share
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import KEPT, Cost, Outcome, Role, Step
+from mtnlg_data.summary import add_up
 from mtnlg_data.tally import EXCERPT_CHARACTERS, key_ranks, lowest
 from mtnlg_data.text.arrays import column_of, text_lengths, texts_of
 
@@ -182,11 +183,8 @@ def _samples(rule: str, batch: pa.RecordBatch, spans: Int64s) -> list[tuple[str,
 
 def _effects(summaries: Sequence[Summary], settings: ExactSettings) -> dict[str, Any]:
     """Source, threshold and effect of every rule, and the sample cuts with the lowest hashes."""
-    counts: Counter[str] = Counter()
-    for unit in summaries:
-        counts.update(unit["counts"])
-        for source in unit["sources"].values():
-            counts.update(source["dropped"])
+    dropped = [counts["dropped"] for unit in summaries for counts in unit["sources"].values()]
+    counts = Counter(add_up([{}, *(unit["counts"] for unit in summaries), *dropped]))
     rules = [(*RULES[kind], settings.measures.get(kind)) for kind in RULES if kind in settings.kinds]
     if rules[-1][0] != EQUAL:
         rules.append((SHORT, "", "documents dropped", settings.shortest))

@@ -13,7 +13,7 @@ from mtnlg_data.extract.text import ExtractSettings
 from mtnlg_data.fingerprint import library_version
 from mtnlg_data.settings import Settings
 from mtnlg_data.step import Cost, Kind, Step
-from mtnlg_data.summary import read_failure, stage_summary
+from mtnlg_data.summary import add_up, read_failure, stage_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,14 +82,13 @@ class Extract(Step[ExtractSettings, Settings]):
         sources = list(dict.fromkeys(file.source for file in job.files))
         stage = stage_summary(self.name, [*summaries, lost], sources, self.settings.alarm_share)
         failure = read_failure(stage, self.settings.max_failed)
-        languages: dict[str, Counter[str]] = {"languages": Counter(), "languages_kept": Counter()}
-        for summary in summaries:
-            for name, counts in languages.items():
-                counts.update(summary[name])
         return {
             **stage,
             **({"failure": failure} if failure else {}),
-            **{name: dict(counts.most_common()) for name, counts in languages.items()},
+            **{
+                name: dict(Counter(add_up([{}, *(summary[name] for summary in summaries)])).most_common())
+                for name in ("languages", "languages_kept")
+            },
             "shards": shards,
         }
 

@@ -21,7 +21,7 @@ from mtnlg_data.filters.settings import FilterSettings, check_rules, list_paths,
 from mtnlg_data.registry import recipe_folder
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import KEPT, Cost, Outcome, Role, Step
-from mtnlg_data.summary import LEAST_VALUE
+from mtnlg_data.summary import LEAST_VALUE, add_up
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -121,9 +121,7 @@ class Filter(Step[FilterSettings, FilterKeys]):
         values = job.annotate(self._measured, annotate=True) if self.settings.annotate else []
         done = job.write(values or None)
         names = dict.fromkeys(name for keys in self.sources.values() for name in keys.filters)
-        bins: Counter[str] = Counter()
-        for one in values:
-            bins.update(one.summary["counts"])
+        bins = add_up([{}, *(one.summary["counts"] for one in values)])
         job.details["filters"] = _effects([one.summary for one in done], self.settings, names, bins)
         return done
 
@@ -152,15 +150,12 @@ def _bins(notes: Mapping[str, Float64s]) -> Counter[str]:
 
 
 def _effects(
-    summaries: Sequence[Summary], settings: FilterSettings, names: Collection[str], bins: Counter[str]
+    summaries: Sequence[Summary], settings: FilterSettings, names: Collection[str], bins: Mapping[str, int]
 ) -> list[dict[str, Any]]:
     """Source, threshold and effect of every chosen rule, and the distribution of its values if they are kept."""
-    edits: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    for summary in summaries:
-        edits.update(summary["counts"])
-        for counts in summary["sources"].values():
-            dropped.update(counts["dropped"])
+    edits = Counter(add_up([{}, *(summary["counts"] for summary in summaries)]))
+    sources = [counts for summary in summaries for counts in summary["sources"].values()]
+    dropped = Counter(add_up([{}, *(counts["dropped"] for counts in sources)]))
     values: dict[str, dict[int, int]] = defaultdict(dict)
     for key, count in sorted(bins.items()):
         name, _, quarter = key.rpartition("/")

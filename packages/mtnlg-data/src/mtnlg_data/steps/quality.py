@@ -24,6 +24,7 @@ from mtnlg_data.quality.draws import HISTOGRAM_EDGES, histogram, keep_probabilit
 from mtnlg_data.quantities import alarm_share
 from mtnlg_data.settings import Settings, setting
 from mtnlg_data.step import Cost, Outcome, Role, Step
+from mtnlg_data.summary import add_up
 from mtnlg_data.transfer.urls import FilePath  # noqa: TC001  (pydantic reads the annotation)
 
 if TYPE_CHECKING:
@@ -166,10 +167,8 @@ class Quality(Step[QualitySettings, QualityKeys]):
             trained = self._train(job)
             classifier, measured = trained.output, trained.summary
         done = job.write(name="score", classifier=File(classifier))
-        histograms = {
-            name: [sum(one.summary["counts"].get(f"{name} {at}", 0) for one in done) for at in range(BINS)]
-            for name in ("candidates", "kept")
-        }
+        counts = add_up([{}, *(one.summary["counts"] for one in done)])
+        histograms = {name: [counts.get(f"{name} {at}", 0) for at in range(BINS)] for name in ("candidates", "kept")}
         job.details["quality"] = {**measured, "edges": HISTOGRAM_EDGES.round(2).tolist(), **histograms}
         return done
 
