@@ -118,10 +118,6 @@ def test_iso_names_map_to_cld2(tmp_path: Path) -> None:
         ("filter.where.language.zh-hans.words='whitespace'", "filter.where.language = 'zh-hans': not a language"),
         ("clean.where.language.zh.languages=['deu']", "clean.where: languages = 'deu': not a language of CLD2"),
         ("extract.where.language.zh.justext.length_lwo=3", "length_lwo = 3: unknown key; did you mean length_low?"),
-        ("extract.where.language.zh.languages=['zh']", "extract.where.language.zh.languages: this setting is the same"),
-        ("extract.where.source.bok.method='justext'", "extract: no source 'bok'; did you mean books?"),
-        ("decontaminate.where.language.zh.n=8", "decontaminate.where.language.zh.n: this setting is the same"),
-        ("deduplicate.where.language.zh.rows=8", "deduplicate.where = "),
     ],
 )  # fmt: skip
 def test_fixed_and_unknown_settings_are_refused(tmp_path: Path, override: str, words: str) -> None:

@@ -119,23 +119,16 @@ def test_a_drop_without_text_names_the_keys_that_may_have_it(tmp_path: Path, lin
 BOMB = b'{"text": "a"}\n' + b"\n" * (1 << 21) + b'{"text": "b"}\n'
 
 
-@pytest.mark.parametrize(
-    ("suffix", "content", "fewest", "reasons"),
-    [
-        *[(suffix, PACK[suffix](LINES)[:-1000], 1, {"unreadable", "not_json"}) for suffix in (".gz", ".zst", ".lz4")],
-        *[(suffix, PACK[suffix](BOMB), 1, {"bomb"}) for suffix in (".gz", ".zst")],
-        *[(suffix, PACK[suffix](BOMB.replace(b"\n\n", b"\nx")), 1, {"bomb"}) for suffix in (".gz", ".zst")],
-    ],
-)
-def test_a_stream_that_cannot_be_read_on_names_the_loss(  # noqa: PLR0917
-    tmp_path: Path, suffix: str, content: bytes, fewest: int, reasons: set[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("content", [BOMB, BOMB.replace(b"\n\n", b"\nx")], ids=["empty lines", "one line"])
+def test_a_bomb_is_read_no_further_and_named(
+    tmp_path: Path, suffix: str, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mtnlg_data.sources.streams.ALWAYS_ALLOWED_BYTES", 1 << 18)
-    (tmp_path / f"a{suffix}").write_bytes(content)
+    (tmp_path / f"a{suffix}").write_bytes(PACK[suffix](content))
     records, dropped = read_source(tmp_path / f"a{suffix}", "jsonl", largest=1 << 16)
-    assert fewest <= len(records) < 20_000
-    assert dropped[-1].reason in reasons
-    assert dropped[-1].ends_file
+    assert [record.content for record in records] == ["a"]
+    assert [(drop.reason, drop.ends_file) for drop in dropped[-1:]] == [("bomb", True)]
 
 
 @pytest.mark.parametrize("suffix", [*PACK][1:])
@@ -236,7 +229,6 @@ FILES = {
     "damaged archive": FileCase(
         "a.tar", tar(("0.txt", b"a"))[:1024] + b"x" * 512, [(0, "a", "0")], [("unreadable", "behind 0.txt")]
     ),
-    "no archive": FileCase("a.tar", b"PK\x03\x04", [], [("unreadable", "a.tar")]),
 }
 
 
@@ -280,8 +272,6 @@ TABLES: dict[str, tuple[Callable[[Path], object], list[int], list[tuple[str, str
     "plain UTF-8": (lambda path: invalid_utf8(path, False), [0, 2], [("not_utf8", "row 2")]),
     "UTF-8 in a dictionary": (lambda path: invalid_utf8(path, True), [0, 2], [("not_utf8", "row 2")]),
     "damaged group": (damaged_group, [*range(10), *range(20, 40)], [("unreadable", "rows 11 to 20")]),
-    "not Parquet": (lambda path: path.write_bytes(b"PAR1 no"), [], [("unreadable", "a.parquet")]),
-    "no text": (lambda path: pq.write_table(pa.table({"body": ["x"]}), path), [], [("no_text", "a.parquet")]),
 }
 
 
@@ -459,7 +449,6 @@ def test_reader_error_is_reported_with_its_place(folder: Path, line: str, what: 
 @pytest.mark.parametrize(
     ("kind", "keys", "said"),
     [
-        ("jsonll", "", ["jsonll", "did you mean jsonl?"]),
         ("code/mine.py:Paragraf", "", ["did you mean Paragraphs?"]),
         ("code/mine.py:NotOne", "", ["not a reader"]),
         ("code/mine.py:Reads", "", ["no method read"]),
@@ -469,7 +458,6 @@ def test_reader_error_is_reported_with_its_place(folder: Path, line: str, what: 
         ("code/mine.py:Paragraphs", "weigth = 3", ["weigth = 3", "did you mean weight?"]),
         ("code/mine.py:Paragraphs", 'shortest = "3"', ["shortest = '3'", "integer"]),
         ("code/mine.py:Paragraphs", 'snapshot = "s"', ["snapshot = 's'", "unknown key"]),
-        ("jsonl", 'subset = "Books3"', ["subset = 'Books3'", "unknown key"]),
     ],
 )
 def test_a_wrong_reader_or_key_of_one_is_refused(folder: Path, kind: str, keys: str, said: list[str]) -> None:

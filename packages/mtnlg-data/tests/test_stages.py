@@ -66,16 +66,6 @@ def test_clean_and_dedup_take_every_format(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "unique" / "report.html").exists()
 
 
-def test_duplicate_of_the_first_named_source_is_kept(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        corpus.write_texts(tmp_path / f"{name}.jsonl", [corpus.text(number) for number in range(4)])
-    words = [f"{name}={tmp_path / name}.jsonl" for name in ("b", "a")]
-    all_may_go = ("--alarm-share", "1")
-    out = invoke("dedup", *words, "--out", tmp_path / "unique", "--json", *all_may_go)
-    counts = json.loads(out)["stages"][-1]["sources"]
-    assert {name: count["documents_out"] for name, count in counts.items()} == {"b": 4, "a": 0}
-
-
 def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
     pages = [corpus.member(corpus.record(corpus.page(corpus.text(n)).encode())) for n in range(3)]
     (tmp_path / "x.warc.gz").write_bytes(b"".join(pages))
@@ -107,13 +97,11 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
         ),
         ("clean x.jsonl --rules tidy", UsageFailure, "--rules tidy: Input should be 'unicode',"),
         ("score x.jsonl", UsageFailure, "as options --positive and --model"),
-        ("score x.jsonl --model none.npy", Failure, "none.npy: "),
         (
             "score a=x.jsonl --positive a=x.jsonl",
             UsageFailure,
             "a: a source of the inputs and of --positive",
         ),
-        ("decontaminate x.jsonl --texts none", Failure, "none: no such file of task texts"),
         ("decontaminate x.jsonl", UsageFailure, "nothing to do; give --texts"),
         (
             "tokenize a=x.jsonl b=x.jsonl --vocabulary 300",

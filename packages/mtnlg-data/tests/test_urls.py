@@ -104,15 +104,6 @@ def hide_driver(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
 
 
-@pytest.mark.parametrize("method", ["HEAD", "GET"])
-def test_denied_access_is_one_line(store: Store, tmp_path: Path, method: str) -> None:
-    store.put(f"{store.bucket}/a.jsonl", b'{"text": "a"}\n')
-    store.faults[method, "/a.jsonl"] = [object_store.denied] * 20
-    status, line = command("extract", f"s3://{store.bucket}/a.jsonl", "--out", tmp_path / "out")
-    assert status == 1
-    assert line.startswith(f"s3://{store.bucket}/a.jsonl: access denied")
-
-
 def driver_error(name: str, text: str = "", **attributes: object) -> Exception:
     """An error as a driver raises it that is not installed here."""
     error: Exception = type(name, (Exception,), attributes)(text)
