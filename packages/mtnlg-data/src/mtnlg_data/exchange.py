@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mtnlg_data.array_types import Bools, Int64s, UInt64s
+    from mtnlg_data.array_types import Bools, Int64s, Integers, UInt64s
 FAN_OUT = 128  # a power of two
 KEY_BITS = 64
 KEYS = 1 << KEY_BITS
@@ -90,7 +90,7 @@ class Numbering(NamedTuple):
         """Left shift that turns a number into its key."""
         return KEY_BITS - max(1, (self.total - 1).bit_length())
 
-    def keys(self, numbers: NDArray[np.integer[Any]]) -> UInt64s:
+    def keys(self, numbers: Integers) -> UInt64s:
         """The keys of these numbers."""
         return numbers.astype(np.uint64) << np.uint64(self.shift)
 

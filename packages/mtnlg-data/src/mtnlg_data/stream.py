@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from mtnlg_data.transfer.urls import Location
+
+    from .array_types import Bools, Int32s
 
 Split = Literal["train", "validation"]
 
@@ -66,16 +66,16 @@ class TokenStream(Protocol):
     def __len__(self) -> int:
         """Number of samples."""
 
-    def __getitem__(self, sample: int) -> NDArray[np.int32]:
+    def __getitem__(self, sample: int) -> Int32s:
         """Sample ``sample``, shape [seq_length + 1]. Raises ``IndexError`` outside [0, len)."""
 
 
 class Sample(NamedTuple):
     """A sample's tokens; for each, whether it is trained on (None: all are) and whether a document begins with it."""
 
-    tokens: NDArray[np.int32]
-    counts: NDArray[np.bool_] | None = None
-    begins: NDArray[np.bool_] | None = None
+    tokens: Int32s
+    counts: Bools | None = None
+    begins: Bools | None = None
 
 
 class DocumentStream(TokenStream, Protocol):
@@ -172,7 +172,7 @@ class BlendedStream:
         """Number of samples."""
         return self._samples
 
-    def __getitem__(self, sample: SupportsIndex) -> NDArray[np.int32]:
+    def __getitem__(self, sample: SupportsIndex) -> Int32s:
         """Sample ``sample``, shape [seq_length + 1], in an array of the caller's own.
 
         Raises ``IndexError`` outside [0, len), and ``Failure`` if a store has been changed or damaged since.
@@ -195,7 +195,7 @@ class BlendedStream:
         start = source.start + window * self.seq_length
         return source, start, start + self.seq_length + 1
 
-    def _read(self, source: _SourceRange, start: int, stop: int) -> NDArray[np.int32]:
+    def _read(self, source: _SourceRange, start: int, stop: int) -> Int32s:
         tokens = source.store.read(start, stop)
         if not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from mtnlg_data.array_types import Bools, Int64s
+    from mtnlg_data.array_types import Bools, Int64s, Integers
 
     from .step import Outcome
     from .summary import Summary
@@ -136,7 +134,7 @@ class Tally:
             numbers = pa.array(scores[dropped].astype(np.float32), from_pandas=True)  # NaN as null
             self._drops.add_batch(pa.record_batch([*names.columns, reasons, numbers], DROPPED_SCHEMA))
 
-    def measure(self, lengths: NDArray[np.integer[Any]], lengths_out: NDArray[np.integer[Any]]) -> None:
+    def measure(self, lengths: Integers, lengths_out: Integers) -> None:
         """Count documents by their lengths before the stage, and the kept ones by their lengths after it."""
         self._add(len(lengths), len(lengths_out), int(lengths.sum()), int(lengths_out.sum()))
         bits, counts = np.unique(np.frexp(lengths_out)[1], return_counts=True)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Int64s
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
@@ -75,7 +74,7 @@ def link_bands(bands: Range, output: Path) -> Summary:
     return {"links": links}
 
 
-def _chains(tables: Iterable[pa.Table]) -> Iterator[NDArray[np.int64]]:
+def _chains(tables: Iterable[pa.Table]) -> Iterator[Int64s]:
     """Links [2, links] from each document to the next of the same key."""
     last_key, last_document = np.empty(0, np.uint64), np.empty(0, np.int64)
     for table in tables:

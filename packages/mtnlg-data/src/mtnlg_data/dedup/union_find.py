@@ -8,20 +8,20 @@ clusters, so the components of a group are components of the corpus.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray  # noqa: TC002  (stays beside what numba compiles)
 
+from mtnlg_data.array_types import Int64s  # noqa: TC001  (stays beside what numba compiles)
 from mtnlg_data.text.compiled import jit
 
 UNLINKED = -1
 
 
-def new_forest(nodes: int) -> NDArray[np.int64]:
+def new_forest(nodes: int) -> Int64s:
     """Parent array of a forest of unlinked nodes."""
     return np.full(nodes, UNLINKED)
 
 
 @jit
-def unite(parent: NDArray[np.int64], ones: NDArray[np.int64], others: NDArray[np.int64]) -> None:
+def unite(parent: Int64s, ones: Int64s, others: Int64s) -> None:
     """Add the links from ``ones[i]`` to ``others[i]`` to the forest, in place; a tree's root is its lowest node."""
     for link in range(len(ones)):
         a, b = ones[link], others[link]
@@ -39,14 +39,14 @@ def unite(parent: NDArray[np.int64], ones: NDArray[np.int64], others: NDArray[np
 
 
 @jit
-def find_all_roots(parent: NDArray[np.int64]) -> None:
+def find_all_roots(parent: Int64s) -> None:
     """Make every linked node's parent its root, in place: parents have lower numbers, so their roots are set before."""
     for node in range(len(parent)):
         if parent[node] >= 0:
             parent[node] = parent[parent[node]]
 
 
-def components(parent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def components(parent: Int64s) -> tuple[Int64s, Int64s]:
     """Linked nodes, ascending, and the component of each, numbered from 0 by lowest node."""
     find_all_roots(parent)
     nodes = np.flatnonzero(parent != UNLINKED)

@@ -6,7 +6,7 @@ the cut. So paragraphs stay apart, and words of one line stay on one line.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +17,11 @@ from mtnlg_data.text.compiled import jit
 from .tokens import LINE_FEED
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from mtnlg_data.array_types import Int64s, UInt8s
+    from mtnlg_data.array_types import Int64s, Integers, UInt8s
 LOW = (1 << 32) - 1
 
 
-def merge_spans(spans: NDArray[np.integer[Any]]) -> Int64s:
+def merge_spans(spans: Integers) -> Int64s:
     """Merge spans (row, first byte, end byte exclusive) that overlap or touch; sorted by row and place."""
     rows, begins, ends = spans.astype(np.int64).T
     begins, ends = rows << 32 | begins, rows << 32 | ends

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import UInt32s
     from mtnlg_data.document import Shard
     from mtnlg_data.engine import Summary
     from mtnlg_data.exchange import Numbering, Range
@@ -93,7 +92,7 @@ def write_repeats(things: Range, output: Path, *, shards: Numbering) -> Summary:
     return {"repeated": repeats.rows}
 
 
-def places(table: pa.Table) -> NDArray[np.uint32]:
+def places(table: pa.Table) -> UInt32s:
     """Shard, row, first byte and end byte (exclusive) of each thing [things, 4]."""
     column = table["place"].combine_chunks()
     return np.frombuffer(column.buffers()[1], np.uint32).reshape(-1, 4)[column.offset :][: len(column)]

@@ -37,7 +37,7 @@ from .markup import (
 from .paragraphs import MAX_DEPTH
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from mtnlg_data.array_types import Int64s, UInt64s
 
     from .markup import Bytes
 
@@ -174,7 +174,7 @@ def _next_tag(page: Bytes, place: int) -> int:
 
 
 @jit
-def _holds(kinds: NDArray[np.int64], height: int, kind: int) -> bool:
+def _holds(kinds: Int64s, height: int, kind: int) -> bool:
     """Whether a tag of this kind is open."""
     for k in range(height):  # noqa: SIM110  (numba)
         if kinds[np.uint64(k)] & kind:
@@ -184,7 +184,7 @@ def _holds(kinds: NDArray[np.int64], height: int, kind: int) -> bool:
 
 @jit
 def _close(  # noqa: PLR0917  (the stack)
-    names: NDArray[np.uint64], kinds: NDArray[np.int64], height: int, formatting: int, hashed: np.uint64, kind: int
+    names: UInt64s, kinds: Int64s, height: int, formatting: int, hashed: np.uint64, kind: int
 ) -> tuple[int, int]:
     """Close a tag; returns how many tags remain open, and how many of them are formatting."""
     barrier = FOREIGN if kind & TABLE else BOUNDARY if kind & (SPECIAL | FORMATTING) else BOUNDARY | SPECIAL

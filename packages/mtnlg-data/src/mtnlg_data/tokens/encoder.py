@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Bools, Int64s, UInt32s
     from mtnlg_data.steps.tokenize import Library
 
 MAX_BATCH_TEXTS = 4096
@@ -56,7 +55,7 @@ COMPARED_TEXTS = 32  # texts at the start of every task, encoded by both librari
 class Encoder(Protocol):
     """Encodes a batch of texts."""
 
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def __call__(self, texts: Sequence[str]) -> tuple[UInt32s, Int64s]:
         """The ids of all texts, concatenated, and the number of ids of each text."""
 
 
@@ -95,13 +94,13 @@ class _Windows:
         splits = tokenizer.pre_tokenizer and len(tokenizer.pre_tokenizer.pre_tokenize_str("a a")) > 1
         self._window = MAX_BATCH_CHARACTERS if splits or not isinstance(tokenizer.model, Unigram) else sys.maxsize
 
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def __call__(self, texts: Sequence[str]) -> tuple[UInt32s, Int64s]:
         if all(len(text) <= self._window for text in texts):
             return self.encode(texts)
         ids = [self._ids(text) for text in texts]
         return np.concatenate(ids), np.array([*map(len, ids)], np.int64)
 
-    def _ids(self, text: str) -> NDArray[np.uint32]:
+    def _ids(self, text: str) -> UInt32s:
         begin, end, first = 0, self._window, 0
         ids, joined = self.encode([text[:end]])[0], []
         while end < len(text):
@@ -125,7 +124,7 @@ class _Tokenizers:
     def __init__(self, path: Path) -> None:
         self._tokenizer = _load_tokenizer(path, path.stat().st_mtime_ns)
 
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def __call__(self, texts: Sequence[str]) -> tuple[UInt32s, Int64s]:
         # encode_batch_fast is slower: a quarter fewer of GPT-2's ids per second (tokenizers 0.23.3).
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         lists = [encoding.ids for encoding in encodings]
@@ -146,7 +145,7 @@ class _Gigatoken:
         self._reference = reference
         self._is_compared = False
 
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def __call__(self, texts: Sequence[str]) -> tuple[UInt32s, Int64s]:
         if self._tokenizer is None:
             return self._reference(texts)
         is_new = _have_new_characters(texts)
@@ -168,7 +167,7 @@ class _Gigatoken:
         all_ids[~from_new], all_ids[from_new] = ids, new_ids
         return all_ids, all_sizes
 
-    def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def _encode(self, texts: Sequence[str]) -> tuple[UInt32s, Int64s]:
         lists = self._tokenizer.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(lists.offsets.data, np.int64)
         return np.asarray(lists.content.data, np.uint32)[offsets[0] : offsets[-1]], np.diff(offsets)
@@ -195,7 +194,7 @@ def _with_unspelled_names(path: Path, changed: int) -> str:
     return orjson.dumps(content).decode()
 
 
-def _have_new_characters(texts: Sequence[str]) -> NDArray[np.bool_]:
+def _have_new_characters(texts: Sequence[str]) -> Bools:
     """For each text, whether it has characters that may be letters, digits or spaces and are newer than Unicode 3.2."""
     joined = "".join(texts)
     if joined.isascii():
@@ -206,7 +205,7 @@ def _have_new_characters(texts: Sequence[str]) -> NDArray[np.bool_]:
 
 
 @cache
-def _new_characters() -> NDArray[np.bool_]:
+def _new_characters() -> Bools:
     old, new = unicodedata.ucd_3_2_0.category, unicodedata.category
     characters = map(chr, range(sys.maxunicode + 1))
     return np.array([old(c) == "Cn" and new(c)[0] in "LNZC" for c in characters], np.bool_)

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from mtnlg_data.array_types import Int32s, Int64s, Integers
     from mtnlg_data.transfer.urls import Location
 
 L = TypeVar("L", "Path", "Url", "Location")
@@ -97,11 +96,11 @@ class StoreWriter:
         self._dtype = dtype
         self.documents = 0
 
-    def add(self, ids: NDArray[np.integer[Any]]) -> None:
+    def add(self, ids: Integers) -> None:
         """Append one document; raises as ``extend`` does."""
         self.extend(ids, np.array([len(ids)]))
 
-    def extend(self, ids: NDArray[np.integer[Any]], sizes: NDArray[np.integer[Any]]) -> None:
+    def extend(self, ids: Integers, sizes: Integers) -> None:
         """Append documents: their ids, concatenated, and their sizes.
 
         Raises ``ValueError`` for an id outside the vocabulary, which would wrap in uint16 unnoticed.
@@ -147,7 +146,7 @@ def _write_index(index: BinaryIO, sizes: BinaryIO, documents: int, dtype: np.dty
         index.write(bounds.tobytes())
 
 
-def _size_batches(sizes: BinaryIO) -> Iterator[NDArray[np.int32]]:
+def _size_batches(sizes: BinaryIO) -> Iterator[Int32s]:
     sizes.seek(0)
     while content := sizes.read(4 * SIZES_PER_BATCH):
         yield np.frombuffer(content, dtype=np.int32)
@@ -227,7 +226,7 @@ class TokenStore:
         """Number of documents."""
         return self.documents
 
-    def __getitem__(self, document: int) -> NDArray[np.integer[Any]]:
+    def __getitem__(self, document: int) -> Integers:
         """The ids of one document. Raises ``IndexError`` outside [0, documents)."""
         if not 0 <= document < self.documents:
             raise IndexError(f"document {document} of {self.documents} in {self.prefix}")
@@ -238,7 +237,7 @@ class TokenStore:
         """The number of tokens before this document; ``offset(documents)`` is the number of all tokens."""
         return int(self.offsets(document, document)[0])
 
-    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
+    def offsets(self, first: int, last: int) -> Int64s:
         """The number of tokens before each of documents ``first`` to ``last`` inclusive: int64 [last - first + 1]."""
         bounds = self._bounds(first, last + 1)
         low, high = int(bounds[0]), int(bounds[-1])
@@ -249,13 +248,13 @@ class TokenStore:
         starts = self._offsets(low, min(high + 1, self._sequences)) // self.dtype.itemsize
         return np.append(starts, self.tokens)[bounds - low]
 
-    def starts(self, start: int, stop: int) -> NDArray[np.int64]:
+    def starts(self, start: int, stop: int) -> Int64s:
         """Numbers of the tokens in [``start``, ``stop``) at which documents begin."""
         first = bisect_left(range(self.documents), start, key=self.offset)
         last = bisect_left(range(self.documents), stop, lo=first, key=self.offset)
         return self.offsets(first, last)[:-1]
 
-    def read(self, start: int, stop: int) -> NDArray[np.integer[Any]]:
+    def read(self, start: int, stop: int) -> Integers:
         """Tokens ``start`` to ``stop`` (exclusive) of all documents, concatenated; a read-only array.
 
         Raises ``Failure`` if there are no such tokens, or the file is damaged.
@@ -273,13 +272,13 @@ class TokenStore:
         """``span_digest`` of both files, which are read."""
         return span_digest(self.files)
 
-    def _offsets(self, first: int, last: int) -> NDArray[np.int64]:
+    def _offsets(self, first: int, last: int) -> Int64s:
         return self._array("<i8", HEADER.size + 4 * self._sequences, first, last)
 
-    def _bounds(self, first: int, last: int) -> NDArray[np.int64]:
+    def _bounds(self, first: int, last: int) -> Int64s:
         return self._array("<i8", HEADER.size + 12 * self._sequences, first, last)
 
-    def _array(self, dtype: str, begin: int, first: int, last: int) -> NDArray[np.int64]:
+    def _array(self, dtype: str, begin: int, first: int, last: int) -> Int64s:
         """Entries ``first`` to ``last`` (exclusive) of the array that begins at byte ``begin`` of the index."""
         size = np.dtype(dtype).itemsize
         return np.frombuffer(self._idx.read(begin + first * size, begin + last * size), dtype).astype(np.int64)
