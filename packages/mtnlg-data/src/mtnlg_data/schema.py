@@ -37,12 +37,12 @@ SCHEMA = pa.schema(
     [
         *required(pa.string(), "id", "source"),
         *required(pa.large_string(), "text"),
-        pa.field("url", pa.string()),
-        pa.field("language", pa.string()),
-        pa.field("language_score", pa.float32()),
-        pa.field("score", pa.float32()),
+        ("url", pa.string()),
+        ("language", pa.string()),
+        ("language_score", pa.float32()),
+        ("score", pa.float32()),
         *required(pa.string(), "key"),
-        pa.field("metadata", pa.large_string()),  # all other fields: a JSON object; from Parquet a struct of columns
+        ("metadata", pa.large_string()),  # all other fields: a JSON object; from Parquet a struct of columns
     ]
 )
 #: The column with our own fields, in a shard that has the columns of a Parquet file.

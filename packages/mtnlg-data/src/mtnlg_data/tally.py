@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 EXCERPT_CHARACTERS = 400  # of each example
 #: One row per dropped document; ``score`` is the number that decided, if there is one.
-DROPPED_SCHEMA = pa.schema([*required(pa.string(), "id", "key", "source", "reason"), pa.field("score", pa.float32())])
+DROPPED_SCHEMA = pa.schema([*required(pa.string(), "id", "key", "source", "reason"), ("score", pa.float32())])
 DROPS_PER_GROUP = 16_384  # rows of a row group, which is what a task holds in memory
 
 

@@ -43,11 +43,11 @@ SENTENCE_ENDS = code_points(
     ".!?\u3002\uff01\uff1f\uff0e\uff61\u061f\u06d4\u0964\u0965\u0589\u1362\u0f0d\u17d4\u17d5\u104b"
 )
 NGRAM_SCHEMA = pa.schema(
-    [
-        pa.field("ngram", pa.large_string()),
-        pa.field("tasks", pa.list_(pa.string())),  # of every text with this n-gram
-        pa.field("ids", pa.list_(pa.string())),
-    ]
+    {
+        "ngram": pa.large_string(),
+        "tasks": pa.list_(pa.string()),  # of every text with this n-gram
+        "ids": pa.list_(pa.string()),
+    }
 )
 MATCH_COLUMNS = ("row", "length", "start", "end", "ngram", "stop", "resume")
 #: ``row`` and ``length`` of the document, then a ``Match``; ``is_first`` marks an n-gram's first match in a document.

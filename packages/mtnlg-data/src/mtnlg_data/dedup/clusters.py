@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mtnlg_data.job import Done
 
 FOREST_BYTES = 8  # per document of the corpus
-LINK = pa.schema([pa.field("one", pa.int64()), pa.field("other", pa.int64())])
+LINK = pa.schema({"one": pa.int64(), "other": pa.int64()})
 LABELS_AT_A_TIME = 1 << 20
 
 

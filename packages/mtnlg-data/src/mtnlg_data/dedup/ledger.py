@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from mtnlg_data.document import DocumentFile, read_rows
 from mtnlg_data.exchange import write_rows
 from mtnlg_data.files import atomic_path
+from mtnlg_data.schema import required
 from mtnlg_data.step import Outcome
 from mtnlg_data.tally import DROPPED_SCHEMA
 from mtnlg_data.text.hashing import fmix64
@@ -39,14 +40,12 @@ NAMES = ["id", "key", "source"]
 LEDGER_SCHEMA = pa.schema(
     [
         *DROPPED_SCHEMA,
-        pa.field("kept", pa.string(), nullable=False),
-        pa.field("kept_key", pa.string(), nullable=False),
-        pa.field("kept_source", pa.string(), nullable=False),
-        pa.field("component", pa.int64(), nullable=False),
-        pa.field("shard", pa.string(), nullable=False),
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("kept_shard", pa.string(), nullable=False),
-        pa.field("kept_row", pa.int64(), nullable=False),
+        *required(pa.string(), "kept", "kept_key", "kept_source"),
+        *required(pa.int64(), "component"),
+        *required(pa.string(), "shard"),
+        *required(pa.int64(), "row"),
+        *required(pa.string(), "kept_shard"),
+        *required(pa.int64(), "kept_row"),
     ]
 )
 SAMPLES = 12

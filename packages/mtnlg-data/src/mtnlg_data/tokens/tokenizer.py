@@ -73,7 +73,7 @@ def draw_sample(work: tuple[Shard, int], output: Path, seed: int) -> Summary:
     shard, limit = work
     keys = (key for batch in read_documents(shard.path, ["key"]) for key in batch["key"].to_pylist())
     rows = np.flatnonzero(salted_hashes(keys, str(seed)) < limit)
-    schema = pa.schema([pa.field("text", pa.large_string())])
+    schema = pa.schema({"text": pa.large_string()})
     with atomic_path(output) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
         for batch in read_rows(shard.path, rows, ["text"]):
             writer.write_table(pa.table([batch["text"].cast(pa.large_string())], schema))
