@@ -63,15 +63,9 @@ class Handler(loopback.Handler):
         requested = self.headers.get("Range")
         begin, end = map(int, requested.removeprefix("bytes=").split("-")) if requested else (0, len(data) - 1)
         sent = data[begin : end + 1]
-        self.send_response_only(206 if requested else 200)
-        own = {name.replace("_", "-"): value for name, value in headers.items()}
         offered = {name: of(data) for name, of in self.server.headers.items()}
-        for name, value in ({"Content-Length": str(len(sent)), "ETag": tag(data)} | offered | own).items():
-            if value:
-                self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(sent[: len(sent) - cut])
+        headers = {"Content_Length": len(sent), "ETag": tag(data)} | offered | headers
+        self.send(206 if requested else 200, sent[: len(sent) - cut], **headers)
 
 
 def tag(data: bytes) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import loopback
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
 
 REPOSITORY = "/api/datasets/me/rows"
 
@@ -53,45 +56,36 @@ class Handler(loopback.Handler):
     protocol_version = "HTTP/1.1"
 
     def answer(self) -> None:
-        asked = urlsplit(self.path)
+        asked, revision = urlsplit(self.path), self.server.revision
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        query = parse_qs(asked.query)
-        revision = self.server.revision
-        resolved = f"/datasets/me/rows/resolve/{revision}/"
-        if asked.path.startswith(f"{REPOSITORY}/tree/{revision}"):
-            below = unquote(asked.path).removeprefix(f"{REPOSITORY}/tree/{revision}").strip("/")
-            self.send(json.dumps(self.server.tree(below, recursive=query["recursive"] == ["true"])).encode())
-        elif asked.path.startswith(f"{REPOSITORY}/paths-info/"):
-            paths = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
-            self.send(json.dumps([self.server.entry(path) for path in paths if path in self.server.files]).encode())
-        elif asked.path == f"{REPOSITORY}/preupload/{revision}":
-            regular = {"uploadMode": "regular", "shouldIgnore": False}
-            self.send(json.dumps({"files": [{**file, **regular} for file in json.loads(body)["files"]]}).encode())
-        elif asked.path == f"{REPOSITORY}/commit/{revision}":
-            self.server.commit([json.loads(line) for line in body.splitlines()])
-            done = {"commitUrl": f"{self.server.url}/datasets/me/rows/commit/{'2' * 40}", "commitOid": "2" * 40}
-            self.send(json.dumps(done).encode())
-        elif asked.path == "/api/validate-yaml":  # of a card
-            self.send(b'{"errors": [], "warnings": []}')
-        elif asked.path in {REPOSITORY, f"{REPOSITORY}/revision/{revision}"}:
-            self.send(json.dumps({"id": "me/rows", "sha": "1" * 40, "private": False, "tags": []}).encode())
-        elif (content := self.server.files.get(asked.path.removeprefix(resolved))) is not None:
+        content = self.server.files.get(asked.path.removeprefix(f"/datasets/me/rows/resolve/{revision}/"))
+        if content is not None:
             content = self.server.wrong.pop() if self.server.wrong else content
             begin, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             part = content[begin : end + 1]
-            self.send(part, 206, f"bytes {begin}-{begin + len(part) - 1}/{len(content)}")
+            self.send(206, part, Content_Range=f"bytes {begin}-{begin + len(part) - 1}/{len(content)}")
+        elif (value := self.about(asked, body, revision)) is not None:
+            self.send(200, json.dumps(value).encode(), Content_Type="application/json")
         else:
-            self.send(b'{"error": "Repository not found"}', 404)
+            self.send(404, b'{"error": "Repository not found"}', X_Error_Code="RepoNotFound")
 
     do_GET = do_POST = answer  # noqa: N815  (http.server's names)
 
-    def send(self, content: bytes, status: int = 200, part: str | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        if part is not None:
-            self.send_header("Content-Range", part)
-        if status == 404:
-            self.send_header("X-Error-Code", "RepoNotFound")
-        self.end_headers()
-        self.wfile.write(content)
+    def about(self, asked: SplitResult, body: bytes, revision: str) -> Any:  # noqa: ANN401  (JSON)
+        """What the Hub says of the repository; None of others."""
+        if asked.path.startswith(f"{REPOSITORY}/tree/{revision}"):
+            below = unquote(asked.path).removeprefix(f"{REPOSITORY}/tree/{revision}").strip("/")
+            return self.server.tree(below, recursive=parse_qs(asked.query)["recursive"] == ["true"])
+        if asked.path.startswith(f"{REPOSITORY}/paths-info/"):
+            paths = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
+            return [self.server.entry(path) for path in paths if path in self.server.files]
+        if asked.path == f"{REPOSITORY}/preupload/{revision}":
+            regular = {"uploadMode": "regular", "shouldIgnore": False}
+            return {"files": [{**file, **regular} for file in json.loads(body)["files"]]}
+        if asked.path == f"{REPOSITORY}/commit/{revision}":
+            self.server.commit([json.loads(line) for line in body.splitlines()])
+            return {"commitUrl": f"{self.server.url}/datasets/me/rows/commit/{'2' * 40}", "commitOid": "2" * 40}
+        info = {"id": "me/rows", "sha": "1" * 40, "private": False, "tags": []}
+        checked = {"errors": [], "warnings": []}  # of a card
+        fixed = {REPOSITORY: info, f"{REPOSITORY}/revision/{revision}": info, "/api/validate-yaml": checked}
+        return fixed.get(asked.path)

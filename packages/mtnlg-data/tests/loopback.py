@@ -33,6 +33,17 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """Prints nothing."""
 
+    def send(self, status: int, content: bytes, **headers: object) -> None:
+        """Answer with this content, and with its length unless a header says another; empty headers are left out."""
+        self.send_response_only(status)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        for name, value in ({"Content-Length": len(content)} | given).items():
+            if value != "":
+                self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
         pass
 

@@ -13,7 +13,7 @@ import loopback
 from command_line import outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     Fault = Callable[["Handler", http.client.HTTPResponse, bytes], None]
@@ -27,7 +27,7 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
-NOT_FORWARDED = {"connection", "transfer-encoding", "server", "date", "content-length"}
+NOT_FORWARDED = {"connection", "transfer-encoding"}
 
 
 @contextmanager
@@ -68,24 +68,30 @@ class Store(loopback.Server):
     def put(self, key: str, content: bytes) -> None:
         """Store an object, not through the proxy; of a new bucket if there is none."""
         for path, body in ((f"/{key.partition('/')[0]}", b""), (f"/{key}", content)):
-            status, _ = self.ask("PUT", path, body)
-            assert status in {200, 409}, status
+            answer, _ = self.ask("PUT", path, OWN_HEADERS, body)
+            assert answer.status in {200, 409}, answer.status
 
     def get(self, key: str) -> bytes | None:
         """The content of an object; None where there is none."""
-        status, content = self.ask("GET", f"/{key}")
-        return content if status == 200 else None
+        answer, content = self.ask("GET", f"/{key}", OWN_HEADERS)
+        return content if answer.status == 200 else None
 
-    def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.moto, timeout=30)
-        connection.request(method, path, body, {"Host": "127.0.0.1", "Authorization": AUTHORIZATION})
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         content = answer.read()
         connection.close()
-        return answer.status, content
+        return answer, content
 
 
-AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+OWN_HEADERS = {
+    "Host": "127.0.0.1",
+    "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, "
+    "Signature=0",
+}
 
 
 class Handler(loopback.Handler):
@@ -98,38 +104,22 @@ class Handler(loopback.Handler):
     def handle_one(self) -> None:
         self.server.requests.append((self.command, self.path))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.moto, timeout=30)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
-        connection.request(self.command, self.path, body, headers)
-        answer = connection.getresponse()
-        content = answer.read()
-        connection.close()
-        fault = self.server.due(self.command, self.path)
-        if fault is None:
-            answer_with(self, answer, content)
-        else:
-            fault(self, answer, content)
+        answer, content = self.server.ask(self.command, self.path, headers, body)
+        (self.server.due(self.command, self.path) or answer_with)(self, answer, content)
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_one  # noqa: N815  (http.server's names)
 
 
-def answer_with(
-    handler: Handler, answer: http.client.HTTPResponse, content: bytes, promised: int | None = None
-) -> None:
-    """Send the answer with this content; ``promised`` is the length that it is said to have."""
-    handler.send_response(answer.status)
-    for name, value in answer.getheaders():
-        if name.lower() not in NOT_FORWARDED:
-            handler.send_header(name, value)
-    length = answer.getheader("Content-Length") if handler.command == "HEAD" else None
-    handler.send_header("Content-Length", length or str(len(content) if promised is None else promised))
-    handler.end_headers()
-    handler.wfile.write(content)
+def answer_with(handler: Handler, answer: http.client.HTTPResponse, content: bytes, **own: object) -> None:
+    """Send the answer with this content; its headers, the length too, are moto's unless they are given."""
+    headers = {name: value for name, value in answer.getheaders() if name.lower() not in NOT_FORWARDED}
+    handler.send(answer.status, content, **(headers | own))
 
 
 def cut_short(handler: Handler, answer: http.client.HTTPResponse, content: bytes) -> None:
     """Half of the content, then the connection ends."""
-    answer_with(handler, answer, content[: len(content) // 2], len(content))
+    answer_with(handler, answer, content[: len(content) // 2], Content_Length=len(content))
     handler.close_connection = True
     handler.wfile.flush()
     handler.connection.close()
@@ -137,27 +127,22 @@ def cut_short(handler: Handler, answer: http.client.HTTPResponse, content: bytes
 
 def shortened(handler: Handler, answer: http.client.HTTPResponse, content: bytes) -> None:
     """Half of the content, as if it were all."""
-    answer_with(handler, answer, content[: len(content) // 2])
+    half = content[: len(content) // 2]
+    answer_with(handler, answer, half, Content_Length=len(half))
 
 
 def busy(handler: Handler, answer: http.client.HTTPResponse, content: bytes) -> None:
     """503, as S3 says that it wants fewer requests."""
     del answer, content
-    body = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
-    handler.send_response(503)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
+    error = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+    handler.send(503, b"<?xml version='1.0'?>" + error)
 
 
 def denied(handler: Handler, answer: http.client.HTTPResponse, content: bytes) -> None:
     """403."""
     del answer, content
-    body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-    handler.send_response(403)
-    handler.send_header("Content-Length", "0" if handler.command == "HEAD" else str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(b"" if handler.command == "HEAD" else body)
+    error = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    handler.send(403, b"<?xml version='1.0'?>" + error)
 
 
 def hanging(handler: Handler, answer: http.client.HTTPResponse, content: bytes) -> None:
