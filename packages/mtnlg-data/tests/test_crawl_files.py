@@ -25,10 +25,17 @@ from mtnlg_data.sources.warc import CHUNK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mtnlg_data.sources import Dropped, Record
+
 
 read = partial(read_source, kind="warc")
+plain_and_compressed = pytest.mark.parametrize("compressed", [True, False])
 
 # --- WARC ------------------------------------------------------------------------------------------------------------
+
+
+BODIES = [b"<p>%d" % number for number in range(8)]
+RECORDS = [corpus.record(body) for body in BODIES]
 
 
 def crawl(path: Path, records: list[bytes], *, compressed: bool) -> Path:
@@ -36,7 +43,17 @@ def crawl(path: Path, records: list[bytes], *, compressed: bool) -> Path:
     return path
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+def read_crawl(
+    folder: Path, records: list[bytes], *, compressed: bool = True, largest: int = 1 << 24
+) -> tuple[list[Record], list[Dropped]]:
+    return read(crawl(folder / "c.warc", records, compressed=compressed), largest=largest)
+
+
+def contents(pages: list[Record]) -> list[str | bytes]:
+    return [page.content for page in pages]
+
+
+@plain_and_compressed
 def test_only_html_responses_of_status_200_are_pages(tmp_path: Path, compressed: bool) -> None:
     pdf = "HTTP/1.1 200 OK\r\nContent-Type: application/pdf"
     gone = "HTTP/1.1 404 Not Found\r\nContent-Type: text/html"
@@ -48,7 +65,7 @@ def test_only_html_responses_of_status_200_are_pages(tmp_path: Path, compressed:
         corpus.record(b"<p>two", http="HTTP/1.1 200 OK\r\nContent-Type: Text/HTML; Charset=ISO-8859-2"),
         corpus.record(b"<p>three", http="HTTP/1.1 200 OK\r\nContent-Type: APPLICATION/XHTML+XML"),
     ]
-    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
+    pages, dropped = read_crawl(tmp_path, records, compressed=compressed)
     assert [(page.number, page.content, page.url, page.charset) for page in pages] == [
         (1, b"<p>one", "http://example.org/1", "utf-8"),
         (4, b"<p>two", "http://example.org/", "iso-8859-2"),
@@ -57,7 +74,7 @@ def test_only_html_responses_of_status_200_are_pages(tmp_path: Path, compressed:
     assert [(drop.reason, drop.what) for drop in dropped] == [("not_html", None), ("http_status", None)]
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@plain_and_compressed
 def test_texts_of_a_wet_file_are_records_with_their_headers(tmp_path: Path, compressed: bool) -> None:
     head = "WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: http://example.org/\r\nContent-Type: {}\r\n"
     head += "WARC-Identified-Content-Language: spa\r\nContent-Length: {}\r\n\r\n"
@@ -99,7 +116,7 @@ def test_a_page_is_read_whatever_its_headers_and_codings(tmp_path: Path, name: s
     header = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http\r\nContent-Length: %d\r\n\r\n"
     record = (header % len(block)).replace(b"\r\n", line_end) + block + line_end * 2
     for compressed in (True, False):
-        pages, dropped = read(crawl(tmp_path / "c.warc", [record, record], compressed=compressed))
+        pages, dropped = read_crawl(tmp_path, [record, record], compressed=compressed)
         assert ([(page.content, page.charset) for page in pages], dropped) == ([(HTML, "koi8-r")] * 2, [])
 
 
@@ -139,19 +156,19 @@ def test_records_of_every_type_are_read_or_counted(
     tmp_path: Path, kind: str, headers: str, body: bytes, expected: str | None
 ) -> None:
     head = f"WARC/1.1\r\nWARC-Type: {kind}\r\n{headers}\r\nContent-Length: {len(body)}\r\n\r\n"
-    pages, dropped = read(crawl(tmp_path / "c.warc", [head.encode() + body + b"\r\n\r\n"], compressed=True))
+    pages, dropped = read_crawl(tmp_path, [head.encode() + body + b"\r\n\r\n"])
     assert [page.charset for page in pages] + [drop.reason for drop in dropped] == [expected]
     assert not [drop for drop in dropped if drop.what]
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@plain_and_compressed
 def test_a_wrong_length_among_headers_of_lf_is_found(tmp_path: Path, compressed: bool) -> None:
     """Where fastwarc, in the mode that reads them, passes over what is no record."""
     header = b"WARC/1.0\nWARC-Type: resource\nContent-Type: text/html\nContent-Length: %d\n\n"
     bodies = [(b"<p>0", 4), (BODY, 100), (b"<p>1", 4), (BODY, 900), (b"<p>2", 4)]
     records = [header % length + body + b"\n\n" for body, length in bodies]
-    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
-    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2"]
+    pages, dropped = read_crawl(tmp_path, records, compressed=compressed)
+    assert contents(pages) == BODIES[:3]
     assert [drop.reason for drop in dropped] == ["bad_length", "truncated"]
 
 
@@ -170,17 +187,17 @@ DAMAGE: dict[str, tuple[bytes, str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@plain_and_compressed
 @pytest.mark.parametrize("name", DAMAGE)
 def test_only_broken_records_are_dropped(tmp_path: Path, name: str, compressed: bool) -> None:
     damage, *reasons = DAMAGE[name]
     if (reason := reasons[compressed]) is None:
         pytest.skip("only a compressed file holds so much")
-    records = [corpus.record(b"<p>%d" % n) for n in range(3)]
+    records = RECORDS[:3]
     records[1:1] = [damage]
-    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed), largest=1000)
+    pages, dropped = read_crawl(tmp_path, records, compressed=compressed, largest=1000)
     first = name == "junk" and not compressed
-    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2"][first:]
+    assert contents(pages) == BODIES[first:3]
     assert [drop.reason for drop in dropped] == [reason]
     assert dropped[0].what
     assert dropped[0].where.startswith("c.warc: byte ")
@@ -189,33 +206,33 @@ def test_only_broken_records_are_dropped(tmp_path: Path, name: str, compressed: 
 @pytest.mark.parametrize("together", [4, 2])
 @pytest.mark.parametrize("name", [name for name in DAMAGE if "bomb" not in name])
 def test_a_broken_record_hides_no_other_of_its_member(tmp_path: Path, name: str, together: int) -> None:
-    records = [corpus.record(b"<p>%d" % n) for n in range(3)]
+    records = RECORDS[:3]
     records[1:1] = [DAMAGE[name][0]]
     members = [b"".join(records[n : n + together]) for n in range(0, 4, together)]
-    pages, dropped = read(crawl(tmp_path / "c.warc", members, compressed=True), largest=1000)
-    assert [page.content for page in pages] == [b"<p>0", b"<p>1", b"<p>2"][name == "junk" :]
+    pages, dropped = read_crawl(tmp_path, members, largest=1000)
+    assert contents(pages) == BODIES[name == "junk" : 3]
     assert len(dropped) == 1
 
 
 def test_members_that_a_wrong_length_joins_are_read_one_by_one(tmp_path: Path) -> None:
-    records = [corpus.record(b"<p>%d" % n) for n in range(5)]
+    records = RECORDS[:5]
     records[1:1] = [corpus.record(b"<p>", length=500) + records.pop(1), corpus.record(b"<p>", length=10**12)]
-    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1000)
-    assert [page.content for page in pages] == [b"<p>%d" % n for n in range(5)]
+    pages, dropped = read_crawl(tmp_path, records, largest=1000)
+    assert contents(pages) == BODIES[:5]
     assert [drop.reason for drop in dropped] == ["bad_length", "too_large"]
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@plain_and_compressed
 def test_white_space_may_follow_a_record(tmp_path: Path, compressed: bool) -> None:
-    records = [corpus.record(b"<p>%d" % n) + b" \n\t\r\n" for n in range(3)]
-    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=compressed))
-    assert ([page.content for page in pages], dropped) == ([b"<p>0", b"<p>1", b"<p>2"], [])
+    records = [record + b" \n\t\r\n" for record in RECORDS[:3]]
+    pages, dropped = read_crawl(tmp_path, records, compressed=compressed)
+    assert (contents(pages), dropped) == (BODIES[:3], [])
 
 
 def test_a_large_record_that_ends_with_its_member_is_reported(tmp_path: Path) -> None:
     records = [corpus.record(b"<p>0") + corpus.record(b"<p>1", length=10**12)]
-    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1000)
-    assert ([page.content for page in pages], [drop.ends_file for drop in dropped]) == ([b"<p>0"], [True])
+    pages, dropped = read_crawl(tmp_path, records, largest=1000)
+    assert (contents(pages), [drop.ends_file for drop in dropped]) == (BODIES[:1], [True])
 
 
 @example(position=0, junk=b"filedesc:")  # how an ARC file begins
@@ -232,7 +249,7 @@ def test_overwritten_bytes_lose_only_their_records(position: int, junk: bytes) -
         path = Path(folder) / "c.warc.gz"
         path.write_bytes(content)
         pages, _ = read(path)
-    assert len({page.content for page in pages} & {b"<p>%d" % n for n in range(8)}) >= 8 - 2
+    assert len({page.content for page in pages} & {*BODIES}) >= 8 - 2
 
 
 @pytest.mark.parametrize(
@@ -281,24 +298,24 @@ def test_a_member_that_ends_with_a_chunk_read_hides_nothing(tmp_path: Path) -> N
         two[:3] + b"\x08" + two[4:10] + name + two[10:] + gzip.compress(corpus.record(b"<p>2"))
     )
     pages, dropped = read(tmp_path / "a.warc.gz")
-    assert ([page.content for page in pages], dropped) == ([b"<p>0", b"<p>1", b"<p>2"], [])
+    assert (contents(pages), dropped) == (BODIES[:3], [])
 
 
 @pytest.mark.parametrize("length", [b"Content-Length", b"Content-Length: +0"])
 def test_a_record_that_only_fastwarc_takes_hides_no_other(tmp_path: Path, length: bytes) -> None:
-    records = [corpus.record(b"<p>%d" % number) for number in range(5)]
+    records = RECORDS[:5]
     members = [records[0], b"WARC/1.0\r\n" + length + b"\r\n\r\n", records[1], records[2], records[3] + records[4]]
-    pages, dropped = read(crawl(tmp_path / "c.warc", members, compressed=True))
-    assert [page.content for page in pages] == [b"<p>%d" % number for number in range(5)]
+    pages, dropped = read_crawl(tmp_path, members)
+    assert contents(pages) == BODIES[:5]
     assert [drop.reason for drop in dropped] == ["bad_length"]
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@plain_and_compressed
 def test_file_cut_within_a_header_loses_only_that_record(tmp_path: Path, compressed: bool) -> None:
-    whole = [corpus.record(b"<p>%d" % number) for number in range(3)]
+    whole = RECORDS[:3]
     content = whole[0] + whole[1] + whole[2][:20]
-    pages, dropped = read(crawl(tmp_path / "c.warc", [content], compressed=compressed))
-    assert [page.content for page in pages] == [b"<p>0", b"<p>1"]
+    pages, dropped = read_crawl(tmp_path, [content], compressed=compressed)
+    assert contents(pages) == BODIES[:2]
     assert [drop.where.rpartition(" ")[2] for drop in dropped] == ["0" if compressed else f"{len(whole[0] + whole[1])}"]
 
 
@@ -310,7 +327,7 @@ def test_file_of_many_broken_starts_is_given_up(tmp_path: Path, start: bytes) ->
     first = corpus.record(b"<p>0")
     (tmp_path / "a.warc").write_bytes((gzip.compress(first) if start[0] == 0x1F else first) + start * 20_000)
     pages, dropped = read(tmp_path / "a.warc")
-    assert [page.content for page in pages] == [b"<p>0"]
+    assert contents(pages) == BODIES[:1]
     assert dropped[-1].ends_file
     assert "broken places" in str(dropped[-1].what)
 
@@ -358,8 +375,8 @@ def test_decompression_bomb_is_cut_at_max_bytes(tmp_path: Path, coding: str) -> 
     http = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: {coding}"
     assert 1000 < len(decode_content(body, coding, 1000)) < 1 << 20
     records = [corpus.record(b"<p>a"), corpus.record(body, http=http), corpus.record(b"<p>b")]
-    pages, dropped = read(crawl(tmp_path / "c.warc", records, compressed=True), largest=1 << 20)
-    assert [page.content for page in pages] == [b"<p>a", b"<p>b"]
+    pages, dropped = read_crawl(tmp_path, records, largest=1 << 20)
+    assert contents(pages) == [b"<p>a", b"<p>b"]
     assert [drop.reason for drop in dropped] == ["too_large"]
 
 
@@ -397,7 +414,7 @@ def arc(path: Path, records: list[bytes], *, compressed: bool) -> Path:
     return crawl(path, [arc_record("filedesc://c.arc", FILEDESC), *records], compressed=compressed)
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@plain_and_compressed
 def test_arc_pages_match_warcio(tmp_path: Path, compressed: bool) -> None:
     from warcio.archiveiterator import ArchiveIterator
 
@@ -423,19 +440,19 @@ def test_arc_pages_match_warcio(tmp_path: Path, compressed: bool) -> None:
     assert [drop.reason for drop in dropped] == ["not_html"]
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@plain_and_compressed
 @pytest.mark.parametrize("length", [20, 300, 1 << 20, 10**12])
 def test_arc_record_with_wrong_length_is_reported(tmp_path: Path, length: int, compressed: bool) -> None:
     records = [arc_record(f"http://example.org/{n}", b"<p>%d" % n) for n in range(2)]
     records.insert(1, arc_record("http://example.org/lies", b"<p>lies", length=length))
     pages, dropped = read(arc(tmp_path / "c.arc", records, compressed=compressed), largest=1 << 21)
-    assert [page.content for page in pages] == [b"<p>0", b"<p>1"]
+    assert contents(pages) == BODIES[:2]
     assert dropped[0].where.startswith("c.arc: byte ")
     assert dropped[0].what
     assert not dropped[-1].ends_file
 
 
-@pytest.mark.parametrize("compressed", [True, False])
+@plain_and_compressed
 def test_arc_url_may_have_spaces_and_the_type_may_have_them_or_be_missing(tmp_path: Path, compressed: bool) -> None:
     odd = arc_record("http://example.org/0", b"<p>0")
     records = [
@@ -462,5 +479,5 @@ def test_no_bytes_of_an_arc_file_raise(position: int, junk: bytes, compressed: b
         content[position : position + len(junk)] = junk
         path.write_bytes(content)
         pages, dropped = read(path)
-    whole = {page.content for page in pages} & {b"<p>%d" % n for n in range(8)}
+    whole = {page.content for page in pages} & {*BODIES}
     assert len(whole) >= 8 - 2 or dropped
