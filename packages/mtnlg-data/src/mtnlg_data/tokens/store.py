@@ -18,6 +18,7 @@ import struct
 import tempfile
 import weakref
 from bisect import bisect_left
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -73,17 +74,22 @@ def pack_header(documents: int, dtype: np.dtype[Any]) -> bytes:
     return HEADER.pack(MAGIC, 1, code, documents, documents + 1)
 
 
-def span_digest(paths: Sequence[Path]) -> str:
+def span_digest(paths: Sequence[Path], threads: int = 1) -> str:
     """SHA-256 of the SHA-256 digests of each ``SPAN_BYTES`` of these files, in hex."""
-    digests = b""
-    for path in paths:
-        with open_regular(path, follow=True) as file:
-            for _ in range(-(-path.stat().st_size // SPAN_BYTES)):
-                digest = hashlib.sha256()
-                for begin in range(0, SPAN_BYTES, READ_BYTES):
-                    digest.update(file.read(min(READ_BYTES, SPAN_BYTES - begin)))
-                digests += digest.digest()
-    return hashlib.sha256(digests).hexdigest()
+    spans = [(path, begin) for path in paths for begin in range(0, path.stat().st_size, SPAN_BYTES)]
+    with ThreadPoolExecutor(threads) as pool:
+        digests = pool.map(_digest_span, spans)
+        return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _digest_span(span: tuple[Path, int]) -> bytes:
+    path, begin = span
+    digest = hashlib.sha256()
+    with open_regular(path, follow=True) as file:
+        file.seek(begin)
+        for place in range(0, SPAN_BYTES, READ_BYTES):
+            digest.update(file.read(min(READ_BYTES, SPAN_BYTES - place)))
+    return digest.digest()
 
 
 class StoreWriter:

@@ -7,12 +7,14 @@ import queue
 import threading
 import time
 from bisect import bisect_right
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from mtnlg_data.engine.machine import cores
 from mtnlg_data.stream import BlendedStream, Sample, open_stream
 from mtnlg_data.tokens.store import span_digest
 from mtnlg_model.checkpoint.manifest import file_checksum
@@ -169,7 +171,7 @@ class RunData(NamedTuple):
     def verify(self) -> None:
         """Raise ``Failure`` for a token store whose checksum is not that of its blend.json, which a resume compares."""
         expected = self.train.checksums
-        for files, checksum in cached_checksums(expected, span_digest).items():
+        for files, checksum in cached_checksums(expected, partial(span_digest, threads=cores())).items():
             if checksum != expected[files]:
                 again = "copy it again, or run the tokenize stage again"
                 raise Failure(f"{files[0]}: damaged: its checksum is not that in blend.json; {again}")
