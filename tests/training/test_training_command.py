@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 import tomllib
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from mtnlg_model.console import UsageFailure, run
 from mtnlg_model.settings import dump
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.initial import initial_weights
+from mtnlg_parallel.launch import run as launch
 from training.reference_loop import recipe_of
 from training.test_training_documents import with_masks
 
@@ -87,6 +89,15 @@ def test_a_damaged_token_store_is_refused_before_ranks_start(
     said = f"{damaged.with_suffix('.bin')}: damaged: its checksum is not that in blend.json; copy it again"
     assert (result.status, said in result.err) == (1, True), result.err
     assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_bf16_on_a_cpu_is_noted(  # noqa: PLR0917  (one parameter, five fixtures)
+    command: Command, recipe: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    monkeypatch.setattr(launch, "run_supervised", lambda *_: signal.SIGTERM)
+    words = ("train", recipe, "--data", data, "--out", tmp_path / "out", "--set", f"train.precision={precision}")
+    assert ('on a CPU "fp32" is several times as fast' in command(*words).err) == (precision == "bf16")
 
 
 def test_missing_data_and_recipe_are_named(command: Command, recipe: Path, tmp_path: Path) -> None:

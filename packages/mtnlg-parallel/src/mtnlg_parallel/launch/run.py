@@ -166,6 +166,8 @@ def start(run: TrainingRun) -> bool:
         if state.complete:
             say(f"already {_outcome(out)}")
             return False
+        if first.recipe.train.precision != "fp32" and not ranks_here(device)[1]:
+            say('train.precision: on a CPU "fp32" is several times as fast, unless it multiplies bf16 itself (AMX)')
         stop_signal = run_supervised(layout, first.rank_command, out, state, prepare_again, run.max_restarts)
     for log in (out / LOGS).glob("rank-0.log"):  # what else it printed is of no use to a run that ended well
         for printed in file_lines(log):
