@@ -195,6 +195,11 @@ def test_export_refuses_data_it_would_change(tmp_path: Path, finished: Run) -> N
         export_documents(finished.out, tmp_path / "set")
     with pytest.raises(UsageFailure, match="give a folder outside of it"):
         export_documents(finished.out, finished.out / "set")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "README.md").write_text("mine")
+    with pytest.raises(UsageFailure, match=r"README\.md is not a card of mtnlg-data"):
+        export_documents(finished.out, tmp_path / "own")
+    assert (tmp_path / "own" / "README.md").read_text() == "mine"
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "a.parquet").write_bytes(b"torn")
     with pytest.raises(Failure, match=r"torn/a\.parquet: damaged: Parquet"):

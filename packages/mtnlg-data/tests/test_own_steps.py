@@ -57,6 +57,12 @@ def mask(batch, most: int = 100_000):
 def wrong(text: str) -> int:
     return 3
 
+def surrogate(text: str) -> str:
+    return chr(0xD800)
+
+def leaves(text: str) -> bool:
+    raise SystemExit(3)
+
 def nothing():
     return True
 
@@ -298,6 +304,8 @@ def test_impossible_run_is_refused_before_any_work(recipe: Path, overrides: list
     ("name", "line"),
     [
         ("wrong", "bad: gave 3 for books/books.jsonl/0"),
+        ("surrogate", "bad: UnicodeEncodeError for books/books.jsonl/0"),
+        ("leaves", "bad: SystemExit for books/books.jsonl/0: 3"),
         ("NoFunction", "bad: open gave None"),
         ("NoOutcome", "bad: gave 3 for a batch"),
     ],

@@ -139,6 +139,15 @@ def test_first_run_refuses_to_overwrite_files(finished: Run, tmp_path: Path, nam
     assert not (tmp_path / "01-extract").exists()
 
 
+def test_a_training_run_is_not_overwritten(finished: Run, tmp_path: Path) -> None:
+    """It has a lock and a recipe.toml of its own."""
+    (tmp_path / "recipe.toml").write_text("[model]\n[train]\n")
+    (tmp_path / ".lock").touch()
+    with pytest.raises(Failure, match=r"recipe.toml: exists before the first run.*give another --out"):
+        curate_here(finished.recipe, tmp_path)
+    assert (tmp_path / "recipe.toml").read_text() == "[model]\n[train]\n"
+
+
 @pytest.mark.parametrize("name", ["books/3.jsonl.zst", "crawl/3.warc.gz"])
 def test_unreadable_input_ends_the_run_and_is_named(finished: Run, tmp_path: Path, name: str) -> None:
     unreadable = Path("/proc/self/mem")  # its first page is mapped nowhere

@@ -124,7 +124,6 @@ def test_extract_options_for_pages_subsets_and_keys(tmp_path: Path) -> None:
             "the weights of the sources sum to 1.8, not to 1: a 0.9 \\+ b 0.9",
         ),
         ("tokenize x.jsonl", UsageFailure, "takes either a vocabulary"),
-        ("clean ''", UsageFailure, "an INPUT is empty; . is this folder"),
         (
             "extract x.jsonl --subset Books3 --field body",
             UsageFailure,

@@ -82,3 +82,11 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     with pytest.raises(error, match=line):
         mtnlg_eval.evaluate(checkpoint.directory, tmp_path / "out", **words)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "recipe.toml", "stage.json"])
+def test_results_stay_out_of_folders_of_other_commands(file: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(UsageFailure, match=f"{file} is of another command; give a folder for results"):
+        mtnlg_eval.evaluate(checkpoint.directory, tmp_path, tasks=["boolq"])
+    assert [path.name for path in tmp_path.iterdir()] == [file]

@@ -49,3 +49,10 @@ def test_watch_scores_every_checkpoint_while_the_run_removes_old_ones(
     assert scored == [["step-1", *words], ["step-3", *words]]
     assert pages == [out]
     assert {path.name for path in (training / "checkpoints").iterdir()} >= {"step-1", "step-3"}
+
+
+def test_watch_refuses_a_folder_that_is_no_run(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("watch", tmp_path, "--out", tmp_path / "eval") == 1
+    assert f"{tmp_path}: no run, nor checkpoints" in capsys.readouterr().err

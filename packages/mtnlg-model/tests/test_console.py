@@ -49,6 +49,9 @@ def end(how: str) -> None:
     if how == "interrupt":
         raise KeyboardInterrupt
 @app.command()
+def take(out: str = "", prompt: str = "") -> None:
+    say(f"out = {out!r}, prompt = {prompt!r}")
+@app.command()
 def show(text: str) -> None:
     say(text)
     print_json({text: text})
@@ -133,6 +136,21 @@ def test_quiet_suppresses_messages() -> None:
 def test_a_wrong_command_line_is_status_two() -> None:
     assert command("nonsense").returncode == 2
     assert command("end").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("take", "--out", ""), 2, "--out: the value is empty"),
+        (("take", "--out="), 2, "--out: the value is empty"),
+        (("show", ""), 2, "an argument is empty"),
+        (("take", "--prompt", ""), 0, "out = '', prompt = ''"),
+        (("take", "--prompt=", "--out=a=b"), 0, "out = 'a=b', prompt = ''"),
+    ],
+)
+def test_an_empty_value_as_of_an_unset_variable_is_refused(words: tuple[str, ...], status: int, said: str) -> None:
+    done = command(*words)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
 HOSTILE = "[red]a[/red] :smile: \x1b]52;c;eA==\x07 \x1b]0;title\x07 \x1b[2J \x9b2J \x7f \r \u202e"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 NOT_FOR_OTHERS = 0o027  # umask: what a command writes, its group may read and nobody else
 SECONDS_BETWEEN_LINES = 10.0
+MAY_BE_EMPTY = {"--prompt", "--system"}
 
 
 class Failure(Exception):  # noqa: N818  (a message for a person, seldom a bug)
@@ -112,12 +113,23 @@ def run(app: typer.Typer) -> NoReturn:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     _flags.debug, _flags.quiet = "--debug" in arguments[:end], "--quiet" in arguments[:end]
     arguments = [a for a in arguments[:end] if a not in {"--debug", "--quiet"}] + arguments[end:]
-    status = _exit_status(lambda: app(args=arguments or ["--help"], prog_name=app.info.name, standalone_mode=False))
+    status = _exit_status(
+        lambda: app(args=_given(arguments) or ["--help"], prog_name=app.info.name, standalone_mode=False)
+    )
     try:
         sys.stderr.flush()
     except OSError:  # Python would flush the rest again when it exits, fail, and exit with its own status
         sys.stderr = open(os.devnull, "w", encoding="ascii")  # noqa: PTH123, SIM115
     sys.exit(status)
+
+
+def _given(arguments: list[str]) -> list[str]:
+    """The words of a command line. Raises ``UsageFailure`` for one that is empty, as of a variable that is not set."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if equals and not value and option not in MAY_BE_EMPTY:
+            raise UsageFailure(f"{option}: the value is empty" if option.startswith("-") else "an argument is empty")
+    return arguments
 
 
 def _exit_status(command: Callable[[], int | None]) -> int:

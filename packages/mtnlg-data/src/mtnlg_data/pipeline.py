@@ -23,6 +23,7 @@ from .engine.stage_folder import RECIPE, RECORD
 from .files import write_json, write_text
 from .fingerprint import fingerprint
 from .job import Job
+from .settings import toml_content
 from .summary import merge_summaries, say_summary
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def curate(recipe: Recipe, out: Path | str, engine: Engine | None = None, keep: 
     files, out = check_inputs(recipe), Path(out)
     if (stage := read_record(out)) is not None:
         raise Failure(f"{out}: holds the output of the stage {stage.stage} alone; give another --out")
-    if not (out / LOCK).exists() and (others := [name for name in WRITTEN if (out / name).exists()]):
+    others = [name for name in WRITTEN if (out / name).exists()]
+    if others and not ((out / LOCK).exists() and "sources" in toml_content(out / RECIPE, "recipe")):
         raise Failure(f"{out / others[0]}: exists before the first run, which writes it; give another --out")
     with lock_folder(out):
         write_text(out / RECIPE, recipe.dump())

@@ -162,9 +162,12 @@ class FunctionStep(Step[Settings, Settings]):
 
     def _call(self, argument: object, values: dict[str, Any], key: str) -> Any:  # noqa: ANN401
         try:
-            return type(self).function(argument, **values)
-        except Exception as error:  # a user's function may raise anything
+            result = type(self).function(argument, **values)
+            if isinstance(result, str):
+                result.encode()  # as shards hold it
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise Failure(f"{self.name}: {type(error).__name__} for {key}: {error}") from error
+        return result
 
 
 def code_digest(definition: object) -> str:

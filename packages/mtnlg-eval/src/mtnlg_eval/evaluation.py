@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mtnlg_eval.scoring.open_model import ModelOptions, OpenedModel
 
 TASK_NAMES = tuple(TASKS_BY_NAME)
+OTHERS_FILES = ("manifest.json", "recipe.toml", "stage.json")
+"""Files of checkpoints, runs and curations, by which a folder is told to be theirs."""
 
 
 def evaluate(
@@ -61,6 +63,8 @@ def evaluate(
     asked = dict(locals())  # arguments of the other ranks' calls
     names, folder = list(TASK_NAMES if tasks is None else tasks), None if data is None else Path(data)
     out = local_path(out)
+    if taken := next((out / name for name in OTHERS_FILES if (out / name).exists()), None):
+        raise UsageFailure(f"--out {out}: {taken} is of another command; give a folder for results, as {out / 'eval'}")
     if not names:
         raise UsageFailure(f"--tasks names no task; choose from {', '.join(TASK_NAMES)}, lm-eval's, or a YAML file")
     check_arguments(shots, seeds, folder)

@@ -32,8 +32,8 @@ def watch(
     ``seconds`` is the polling interval. Raises ``Failure`` at the end if a checkpoint could not be scored.
     """
     checkpoints = run / "checkpoints" if (run / "checkpoints").is_dir() else run
-    if not checkpoints.is_dir():
-        raise Failure(f"{run}: no such folder; give the --out of mtnlg-parallel train")
+    if not ((run / "recipe.toml").exists() or list_checkpoints(checkpoints)):
+        raise Failure(f"{run}: no run, nor checkpoints; give the --out of mtnlg-parallel train")
     waits = ["--sbatch=--wait"] if "slurm" in (word.removeprefix("--launcher=") for word in words) else []
     scored: dict[Path, int] = {}
     while True:

@@ -78,8 +78,6 @@ def find_inputs(
     """
     inputs = Inputs()
     for argument in arguments:
-        if not argument:
-            raise UsageFailure("an INPUT is empty; . is this folder")
         named = None if Path(argument).exists() else NAMED_INPUT.fullmatch(argument)
         source, path = (named[1], location(named[2])) if named else (unnamed, location(argument))
         if isinstance(path, Url):

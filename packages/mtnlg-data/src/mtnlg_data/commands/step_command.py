@@ -79,7 +79,7 @@ def any_step(
     step: Annotated[str, typer.Argument(help="A step's name, package.module:name or path/file.py:name.")],
     rest: Annotated[list[str] | None, typer.Argument(metavar="INPUT... --out DIR [OPTIONS]")] = None,
 ) -> None:
-    """Run any step by itself, one of your own too: [bold]step filters.py:keep_long IN --out OUT --least 300[/bold]."""
+    """Run any step by itself, one of your own too: step filters.py:keep_long IN --out OUT --least 300."""
     if step in {"-h", "--help"}:
         typer.echo(f"Usage: mtnlg-data step NAME|package.module:name|file.py:name INPUT... --out DIR [OPTIONS]\n\n"
                    f"{inspect.getdoc(any_step)}\nOwn steps: {', '.join(OWN_STEPS)}.\n"

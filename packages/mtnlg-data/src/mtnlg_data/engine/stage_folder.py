@@ -147,11 +147,11 @@ class StageFolder:
 
     def _stats(self) -> dict[str, list[int]]:
         """Size and modification time of every file: enough to see a change since the step finished."""
-        paths = (path for path in self.path.rglob("*") if path.name != RECORD and not path.name.startswith("."))
+        paths = {path.relative_to(self.path).as_posix(): path for path in sorted(self.path.rglob("*"))}
         return {
-            path.relative_to(self.path).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns]
-            for path in sorted(paths)
-            if path.is_file()
+            name: [path.stat().st_size, path.stat().st_mtime_ns]
+            for name, path in paths.items()
+            if name != RECORD and not f"/{name}".count("/.") and path.is_file()
         }
 
 

@@ -23,7 +23,7 @@ import zstandard
 from mtnlg_data.console import Failure, UsageFailure, progress
 from mtnlg_data.document import footer, read_documents, shard_source
 from mtnlg_data.engine import listed_shards, lock_folder
-from mtnlg_data.files import atomic_path, write_text
+from mtnlg_data.files import atomic_path, read_small, write_text
 
 from .publish import last_stage
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 DATA = "data"
 KINDS = ("jsonl", "parquet")  # in suffixes of the folder
+HEADER = b"---\nconfigs:\n"  # of a card
 REFUSED = {*"<>:/\\|?*"}  # in names of configurations
 
 
@@ -60,6 +61,8 @@ def export_documents(folder: Path, out: Path, kind: str | None = None) -> dict[s
     with lock_folder(out), progress(f"export {out}", len(files), "files") as advance:
         if strangers := sorted({path for path in (out / DATA).rglob("[!.]*") if path.is_file()} - {*files}):
             raise UsageFailure(f"--out {out}: holds other data, such as {strangers[0]}; give an empty folder")
+        if kind == "datasets" and (card := out / "README.md").exists() and not read_small(card).startswith(HEADER):
+            raise UsageFailure(f"--out {out}: {card} is not a card of mtnlg-data; give another folder")
         for path, shard in files.items():
             written = shard.stat().st_mtime_ns
             if not (path.exists() and path.stat().st_mtime_ns == written):
@@ -69,7 +72,7 @@ def export_documents(folder: Path, out: Path, kind: str | None = None) -> dict[s
                         os.utime(partial, ns=(written, written))
             advance(1)
         if kind == "datasets":
-            write_text(out / "README.md", _card(counts))
+            write_text(card, _card(counts))
     return counts
 
 
@@ -112,7 +115,7 @@ def _card(counts: Mapping[str, int]) -> str:
         for name in counts
     )
     rows = "".join(f"- {name}: {count:,} documents\n" for name, count in counts.items())
-    return f"---\nconfigs:\n{configs}---\n\nDocuments curated by mtnlg-data.\n\n{rows}"
+    return f"{HEADER.decode()}{configs}---\n\nDocuments curated by mtnlg-data.\n\n{rows}"
 
 
 def _quoted(text: str) -> str:
