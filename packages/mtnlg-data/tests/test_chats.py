@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ MARKED = (
     "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}" + TAIL
 )
 CALLING = HEAD + "{{ m.calls | tojson if m.calls }}{{ m.content + '<|im_end|>' }}" + TAIL
+TOOLS = HEAD + "{{ m.tool_calls | tojson if m.tool_calls else m.content }}<|im_end|>\n" + TAIL
 COUNTING = "{{ messages | length }} messages: " + PLAIN
 ANSWERS = ["Paris.", "Of course: Berlin, I think.", "It is 42."]
 CHAT = [
@@ -117,6 +119,12 @@ def test_tokens_and_masks_match_transformers(tmp_path: Path, template: str) -> N
         assert template is PLAIN or mask == list(expected["assistant_masks"])
 
 
+def test_a_call_of_a_tool_without_text_is_an_answer(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    tokens, _ = tokenize(tmp_path / "run", [{"messages": [*CHAT[:2], call]}], model_folder(tmp_path / "model", TOOLS))
+    assert learned(tokens)[1] == ['[{"name": "add"}]<|im_end|>\n<|endoftext|>']
+
+
 def test_prompts_and_answers_are_chats(tmp_path: Path) -> None:
     rows = [{"question": f"What is {n}?", "reply": {"text": f"It is {n}."}} for n in range(3)]
     options = {"field": "question+reply.text"}
@@ -187,17 +195,21 @@ def test_ambiguous_chats_are_dropped_and_counted(tmp_path: Path) -> None:
         {"messages": [{"role": "user"}]},
         {"messages": ["hello"]},
         {"messages": []},
+        {"messages": [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}]},
+        {"messages": [CHAT[0], {"role": "assistant", "content": [{"type": "text", "text": "Hi"}]}]},
         {"messages": json.dumps(CHAT).replace("Be brief.", "\\ud800")},
     ]
     _, summary = tokenize(tmp_path / "run", rows, model_folder(tmp_path / "model"))
     counts = summary["sources"]["chat"]
     assert counts["dropped"] == {
+        "content_not_text": 2,
         "no_answer": 2,
         "not_a_chat": 2,
         "spells_special_token": 1,
         "not_rendered": 1,
     }
-    assert (counts["documents_in"], counts["documents_out"]) == (7, 1)
+    assert (counts["documents_in"], counts["documents_out"]) == (9, 1)
+    assert Counter(shown["fate"] for shown in summary["shown"]) == counts["dropped"]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ class TokenizeKeys(Settings):
 class Tokenize(Step[TokenizeSettings, TokenizeKeys]):
     """A store per source."""
 
-    number, version = 6, 2
+    number, version = 6, 3
     varies = ()
     gives: ClassVar[Kind] = "tokens"
     kept = ("tokenizers",)

@@ -93,6 +93,7 @@ class ChatEncoder:
             environment.globals["strftime_now"] = datetime.fromisoformat(chat.date).strftime
         self._template: Template = environment.from_string(chat.template)
         self._marks_answers = "generation" in chat.template and "endgeneration" in chat.template
+        self._calls_tools = "tool_calls" in chat.template
         self._variables, self._eod = chat.tokens, eod
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._reserved = [token.content for token in added if token.special] + [*MARKS]
@@ -122,15 +123,20 @@ class ChatEncoder:
     def _messages(self, text: str) -> list[dict[str, Any]]:
         try:
             messages = json.loads(text)
-            contents = [message["content"] for message in messages if isinstance(message["role"], str)]
+            are_named = all(isinstance(message["role"], str) for message in messages)
+            are_texts = all(self._is_text(**message) for message in messages)
             texts = [*_texts(messages)]
         except (ValueError, LookupError, TypeError, RecursionError):
             raise UnusableChat("not_a_chat") from None
-        if not all(isinstance(content, str) for content in contents) or len(contents) < len(messages):
-            raise UnusableChat("not_a_chat")
+        if not (are_named and are_texts):
+            raise UnusableChat("content_not_text" if are_named else "not_a_chat")
         if any(token in text for token in self._reserved for text in texts):
             raise UnusableChat("spells_special_token")
         return list(messages)
+
+    def _is_text(self, content: object, tool_calls: object = None, **_: object) -> bool:
+        """Whether the content is a text, or only calls tools, in a template that writes these calls."""
+        return isinstance(content, str) or (content is None and bool(tool_calls) and self._calls_tools)
 
     def _render(self, messages: Sequence[dict[str, Any]], prompt: bool = False) -> str:
         try:

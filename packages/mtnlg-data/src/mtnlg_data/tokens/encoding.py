@@ -221,13 +221,14 @@ def _encode_chats(shard: Shard, groups: Sequence[int], output: Path, how: Encodi
     tokens = 0
     with DocumentFile(shard.path) as file, write_rows(output) as rows:
         for group in groups:
-            batch = file.read(group, ["key", "text"])
+            batch = file.read(group, ["id", "key", "text"])
             keys, ids, masks = list[str](), list[bytes](), list[bytes]()
-            for key, text in zip(batch["key"].to_pylist(), batch["text"].to_pylist(), strict=True):
+            for name, key, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 try:
                     numbers, learned = encode(text)
                 except UnusableChat as reason:
                     tally.drop(len(text), str(reason))
+                    tally.show(str(reason), name, text, key=key)
                     continue
                 tally.keep(len(text))
                 keys.append(key)
