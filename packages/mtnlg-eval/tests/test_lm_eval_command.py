@@ -94,6 +94,8 @@ def test_ten_kinds_of_tasks_match_the_hf_backend(run: Run, hf: Path, tasks: Path
         compared = {key: ours[name].lm_eval["results"][key] for key in expected if "stderr" not in key}
         assert compared
         assert compared == pytest.approx({key: expected[key] for key in compared}, rel=1e-4), name
+        stored = ours[name].lm_eval["results"].keys()
+        assert all(key.replace("_stderr", "") in stored for key in stored), name  # no error without its value
     last_word = ours["last_word"].metrics
     assert last_word["perplexity"].value == pytest.approx(exp(-last_word["log_likelihood"].value))
     assert last_word["perplexity"].stderr

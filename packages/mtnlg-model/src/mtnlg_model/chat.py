@@ -99,7 +99,7 @@ class Chat:
         """Choose template ``name``, or the default one, and return its text. Raises ``Failure`` if it is missing."""
         name = name or DEFAULT
         if not self.templates:
-            raise Failure(f"the model has no chat template; put {FILE} or {CONFIG} beside it")
+            raise Failure(f"the model has no chat template; put {FILE} beside it")
         if name not in self.templates:
             raise UsageFailure(f"no chat template {name}; choose from {', '.join(self.templates)}")
         self.text, self.place = self.templates[name]

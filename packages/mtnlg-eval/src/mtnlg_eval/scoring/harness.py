@@ -247,9 +247,12 @@ class Evaluation:
             name: value for name, value in (lm_eval["configs"].get("metadata") or {}).items() if name != "config_source"
         }  # a path of this machine
         lm_eval["n-shot"] = round(fmean(shown), 1)  # of those shown, not of those asked for
-        lm_eval["results"] |= {
-            f"{name}_stderr,none": "N/A" if m.stderr is None else m.stderr for name, m in metrics.items()
-        } | {"name": source.name, "alias": source.name}
+        for name, m in metrics.items():
+            own, _, filter_ = name.partition(",")
+            filter_ = filter_ or samples[0]["filter"]
+            lm_eval["results"][f"{own},{filter_}"] = m.value
+            lm_eval["results"][f"{own}_stderr,{filter_}"] = "N/A" if m.stderr is None else m.stderr
+        lm_eval["results"] |= {"name": source.name, "alias": source.name}
         threads = None if torch.cuda.is_available() else torch.get_num_threads()
         return Result(
             task=source.name,
