@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from mtnlg_model.functional import attention, attention_scale
+from mtnlg_model.functional import Rule, attention, attention_scale
 from mtnlg_parallel.engine.pipeline_engine import native_attention
 from record import gpu
 
@@ -74,7 +74,7 @@ def attentions(rows: int, head: int, heads: int = 16) -> dict[str, Callable[[], 
     q, k, v = (random(1, heads, rows, head).requires_grad_() for _ in range(3))
 
     def both() -> Tensor:
-        out = attention(q, k, v, None, attention_scale(head), 0.0)
+        out = attention(q, k, v, None, Rule(attention_scale(head)))
         return torch.stack((out.detach(), *torch.autograd.grad(out, (q, k, v), v.detach())))
 
     def native() -> Tensor:

@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from mtnlg_model.checkpoint.reader import Checkpoint  # noqa: E402
 from mtnlg_model.console import Failure  # noqa: E402
 from mtnlg_model.convert import huggingface  # noqa: E402
+from mtnlg_model.functional import Rule  # noqa: E402
 from mtnlg_model.settings import validate  # noqa: E402
 from mtnlg_parallel.engine import process, zero  # noqa: E402
 from mtnlg_parallel.engine.build import build_engine  # noqa: E402
@@ -326,7 +327,7 @@ def attention_masks(request: dict[str, Any], rank: int) -> dict[str, Any]:
     ones = torch.ones(1, 2, 16, 8)
     masks = [
         torch.nn.functional.dropout(ones, 0.5),
-        attention(ones, ones, ones, None, 1.0, 0.5),
+        attention(ones, ones, ones, None, Rule(1.0, 0.5)),
         torch.nn.functional.dropout(ones, 0.5),
     ]
     return {"rank": rank, "masks": [mask.flatten().tolist() for mask in masks]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from mtnlg_eval.scoring.packed_attention import PackedAttention, Span, plan_atte
 from mtnlg_model import functional
 from mtnlg_model.config import LayerConfig, ModelConfig
 from mtnlg_model.decoder import Decoder
+from mtnlg_model.functional import Rule
 
 Text = tuple[int, ...]
 CPU = torch.device("cpu")
@@ -121,13 +121,12 @@ def plan_of_spans(device: str) -> tuple[list[PackedAttention], int, int]:
 
 def attention_of_sequences(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:  # noqa: ANN401
     """`flash_varlen` by `attention`, one sequence at a time."""
-    bounds, longest, *figures = rest
-    out = torch.full_like(q, torch.nan)
+    (bounds, longest, rule), out = rest, torch.full_like(q, torch.nan)
     for (a, b), (c, d) in zip(*(torch.stack((x[:-1], x[1:]), 1).tolist() for x in bounds), strict=True):
         assert longest[0] >= max(b - a, 2)
-        assert longest[1] >= max(d - c, figures[2] or 0)
+        assert longest[1] >= max(d - c, rule.window or 0)
         q_1NSD, k_1GTD, v_1GTD = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
-        out[a:b] = functional.attention(q_1NSD, k_1GTD, v_1GTD, None, *figures)[0].transpose(0, 1)
+        out[a:b] = functional.attention(q_1NSD, k_1GTD, v_1GTD, None, rule)[0].transpose(0, 1)
     return out
 
 
@@ -139,11 +138,11 @@ def test_spans_are_sequences_of_flash_attention(
     attends, end, length = plan_of_spans("cpu")
     draw = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, n, length, 16, generator=draw) for n in (4, heads, heads))
-    attention = partial(functional.attention, window=window)
-    chunked = [attend(attention, q, k, v, 0.2, 0.0) for attend in attends]
+    attention, rule = functional.attention, Rule(0.2, window=window)
+    chunked = [attend(attention, q, k, v, rule) for attend in attends]
     monkeypatch.setattr(packed_attention, "has_flash", lambda _: True)
     monkeypatch.setattr(packed_attention, "flash_varlen", attention_of_sequences)
-    by_span = [attend(attention, q, k, v, 0.2, 0.0) for attend in attends]
+    by_span = [attend(attention, q, k, v, rule) for attend in attends]
     for one, other in zip(chunked, by_span, strict=True):
         assert torch.allclose(one[:, :, :end], other[:, :, :end], atol=1e-5, rtol=0)
 
@@ -152,7 +151,7 @@ def test_flash_attention_takes_spans() -> None:
     """PyTorch's kernel has the arguments that we give it; on the meta device it computes shapes alone."""
     attends, _, length = plan_of_spans("meta")
     q, k, v = (torch.empty(1, n, length, 64, device="meta", dtype=torch.bfloat16) for n in (4, 2, 2))
-    shapes = [attend(functional.attention, q, k, v, 0.2, 0.0).shape for attend in attends]
+    shapes = [attend(functional.attention, q, k, v, Rule(0.2)).shape for attend in attends]
     assert shapes == [(1, 4, length, 64), (1, 4, 8, 64)]
 
 

@@ -15,7 +15,7 @@ from mtnlg_model import alibi
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import preset
-from mtnlg_model.functional import AttentionOp, attention, causal_mask
+from mtnlg_model.functional import AttentionOp, Rule, attention, causal_mask
 
 Build = Callable[[ModelConfig], Decoder]
 
@@ -58,10 +58,8 @@ class Masked:
     mask: Tensor
     places: Tensor | None = None
 
-    def __call__(  # noqa: PLR0917  (the signature of Attend)
-        self, attention: AttentionOp, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float
-    ) -> Tensor:
-        x_BNSD = attention(q, k, v, self.mask, scale, rate)
+    def __call__(self, attention: AttentionOp, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+        x_BNSD = attention(q, k, v, self.mask, rule)
         return x_BNSD if self.places is None else x_BNSD[:, :, self.places]
 
 
@@ -106,7 +104,7 @@ def test_blocks_of_a_window_equal_the_mask(queries: int, keys: int, window: int,
     inputs = [torch.randn(2, *shape, 8, requires_grad=True) for shape in ((4, queries), (2, keys), (2, keys))]
     results = []
     for mask in (None, causal_mask(queries, keys)):
-        out = attention(inputs[0], inputs[1], inputs[2], mask, 0.3, 0.0, window, **options)
+        out = attention(inputs[0], inputs[1], inputs[2], mask, Rule(0.3, 0.0, window, **options))
         results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
@@ -131,7 +129,7 @@ def work(window: int | None, cap: float | None) -> tuple[int, int]:
         return x
 
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter, saved_tensors_hooks(keep, lambda x: x):
-        torch.autograd.grad(attention(q, k, v, None, 0.1, 0.0, window, cap).sum(), [q, k, v])
+        torch.autograd.grad(attention(q, k, v, None, Rule(0.1, 0.0, window, cap)).sum(), [q, k, v])
     return counter.get_total_flops(), sum(kept.values())
 
 
@@ -148,7 +146,7 @@ def test_flash_attention_takes_the_window() -> None:
     q, k, v = (torch.empty(2, heads, 300, 64, device="meta", dtype=torch.bfloat16) for heads in (4, 2, 2))
     q.requires_grad_()
     with FlopCounterMode(display=False) as counter:
-        out = attention(q, k, v, None, 0.1, 0.1, 9)
+        out = attention(q, k, v, None, Rule(0.1, 0.1, 9))
         (gradient,) = torch.autograd.grad(out.sum(), q)
     assert out.shape == gradient.shape == q.shape
     assert [*counter.get_flop_counts()["Global"]] == [

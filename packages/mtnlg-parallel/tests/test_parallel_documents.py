@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mtnlg_data.stream import Sample
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import UsageFailure
-from mtnlg_model.functional import Documents, attention
+from mtnlg_model.functional import Documents, Rule, attention
 from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.recipe import Recipe
 from mtnlg_parallel.training.samples import Data, micro_batches, open_data
@@ -84,7 +84,7 @@ def test_flash_attention_takes_documents(window: int | None) -> None:
     q, k, v = (torch.empty(2, heads, 24, 64, device="meta", dtype=torch.bfloat16) for heads in (4, 2, 2))
     documents = Documents((10, 14, 24), torch.empty(4, dtype=torch.int32, device="meta"))
     q.requires_grad_()
-    out = attention(q, k, v, documents, 0.1, 0.1, window)
+    out = attention(q, k, v, documents, Rule(0.1, 0.1, window))
     (gradient,) = torch.autograd.grad(out.sum(), q)
     assert out.shape == gradient.shape == q.shape
 
@@ -96,7 +96,7 @@ def test_flash_attention_matches_separate_documents(window: int | None) -> None:
     lengths, results = (40, 56, 96), []
     bounds = torch.tensor([0, 40, 96, 192], dtype=torch.int32, device="cuda")
     for documents in (Documents(lengths, bounds), Documents(lengths)):
-        out = attention(inputs[0], inputs[1], inputs[2], documents, 0.1, 0.0, window)
+        out = attention(inputs[0], inputs[1], inputs[2], documents, Rule(0.1, 0.0, window))
         results.append((out, *torch.autograd.grad(out.float().square().sum(), inputs)))
     for flash, exact in zip(*results, strict=True):
         assert torch.allclose(flash, exact, rtol=2e-2, atol=2e-2)

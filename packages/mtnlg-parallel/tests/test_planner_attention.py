@@ -10,7 +10,7 @@ from torch import Tensor
 from mtnlg_model import functional
 from mtnlg_model.config import ModelConfig
 from mtnlg_parallel.layout import Layout
-from mtnlg_parallel.model.ring_attention import Rule, part_of
+from mtnlg_parallel.model.ring_attention import part_of
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.costs import layer as layer_cost
 from mtnlg_parallel.planner.costs.activations import core_bytes
@@ -162,7 +162,7 @@ def test_planned_parts_of_our_ring_are_those_it_computes(window: int | None) -> 
     def squares(rank: int) -> tuple[float, float]:
         found = {True: 0.0, False: 0.0}
         for other in range(8):
-            if part := part_of(rank, other, 8, model.sequence, Rule(1.0, window)):
+            if part := part_of(rank, other, 8, model.sequence, functional.Rule(1.0, window=window)):
                 rows, columns = map(len, part.places(torch.device("cpu")))
                 is_flash_diagonal = part.is_plain and rank == other  # of which it computes half
                 found[part.is_plain] += rows * columns / 256**2 / (1 + is_flash_diagonal)
@@ -184,7 +184,7 @@ def test_planned_scores_with_a_soft_cap_are_those_it_keeps(window: int | None) -
 
     q, k, v = torch.randn(3, 1, 8, 1024, 16, dtype=torch.bfloat16, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        out = functional.attention(q, k, v, None, 0.2, 0.0, window, 5.0)
+        out = functional.attention(q, k, v, None, functional.Rule(0.2, window=window, cap=5.0))
     run = Run(model, Layout(), 1)
     assert sum(kept.values()) == pytest.approx(core_bytes(run), rel=0.03)
     assert memory(run._replace(recompute="selective"))[0].recomputed == core_bytes(run)

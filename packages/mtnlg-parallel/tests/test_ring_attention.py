@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from mtnlg_model import alibi, functional
-from mtnlg_model.functional import Documents
+from mtnlg_model.functional import Documents, Rule
 from mtnlg_parallel.model import ring_attention
-from mtnlg_parallel.model.ring_attention import Context, Rule, flash, flash_backward, own_chunks, part_of
+from mtnlg_parallel.model.ring_attention import Context, flash, flash_backward, own_chunks, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ def ring(whole: Whole, ranks: int, positions: Tensor | None, options: dict[str, 
         context = Context(Group(rank, links), whole.q.shape[2])
         attend = context.attention(CPU, positions)[1]
         own = Whole(*(cut(x, rank, ranks) for x in whole))
-        return run(own, lambda q, k, v: functional.attention(q, k, v, attend, 0.3, 0.0, **options))
+        return run(own, lambda q, k, v: functional.attention(q, k, v, attend, Rule(0.3, **options)))
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(of_rank, range(ranks)))
@@ -109,7 +109,7 @@ def test_equals_whole_attention(options: dict[str, Any], isolated: bool, monkeyp
         if isolated:  # a document of a row's first token, then two others
             mask = Documents(tuple(n for n in (1, sequence // 2, sequence - sequence // 2 - 1) * BATCH if n))
             positions = torch.cat([torch.arange(n) for n in mask.lengths]).view(BATCH, sequence)
-        expected = run(whole, partial(functional.attention, mask=mask, scale=0.3, rate=0.0, **options))
+        expected = run(whole, partial(functional.attention, mask=mask, rule=Rule(0.3, **options)))
         for rank, found in enumerate(ring(whole, ranks, positions, options)):
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, cut(other, rank, ranks), atol=1e-5, rtol=1e-5)
@@ -119,7 +119,7 @@ def test_half_precision_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of bf16 inputs, the fp32 result is rounded."""
     monkeypatch.setattr(ring_attention, "_pass_on", pass_on)
     whole = drawn(24, torch.bfloat16)
-    exact = run(Whole(*(x.float() for x in whole)), lambda q, k, v: functional.attention(q, k, v, None, 0.3, 0.0))
+    exact = run(Whole(*(x.float() for x in whole)), lambda q, k, v: functional.attention(q, k, v, None, Rule(0.3)))
     for rank, found in enumerate(ring(whole, 3, None, {})):
         for one, other in zip(found, exact, strict=True):
             assert one.dtype == torch.bfloat16
@@ -133,7 +133,7 @@ def test_causal_work_is_balanced() -> None:
 
 
 def pair(rank: int, other: int, window: int | None = None) -> ring_attention.Part | None:
-    return part_of(rank, other, 4, 64, Rule(0.3, window))
+    return part_of(rank, other, 4, 64, Rule(0.3, window=window))
 
 
 def test_parts_beyond_the_window_are_left_out() -> None:

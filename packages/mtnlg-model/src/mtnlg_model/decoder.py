@@ -31,14 +31,14 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
 from . import alibi, functional, initialization, rotary
-from .functional import EAGER, Ops
+from .functional import EAGER, Ops, Rule
 from .generation.cache import Cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .config import ModelConfig
-    from .functional import Attend, AttentionOp
+    from .functional import Attend
     from .rotary import Rotations
 
 
@@ -166,10 +166,9 @@ class Attention(nn.Module):
         self.head_size, self.rate, self.ops = config.head_size, config.attention_dropout, ops
         kind = alibi.KINDS.get(config.positions)
         slopes = alibi.slopes(config.heads, kind) if kind else None
-        options = {"window": layer.window, "cap": config.attention_softcap, "slopes": slopes}
-        self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        scale = config.attention_scale or functional.attention_scale(config.head_size)
+        self.rule = Rule(scale, 0.0, layer.window, config.attention_softcap, slopes)
         self.clip = config.qkv_clip
-        self.scale = config.attention_scale or functional.attention_scale(config.head_size)
         self.base = layer.rotary_base
         self.frequencies = rotary.frequencies(config, self.base) if config.rotates(layer) else None
         self.layer_scale = number + 1 if config.scale_attention_by_layer else 1
@@ -197,15 +196,14 @@ class Attention(nn.Module):
             q_SBGND, k_SBG1D = self.ops.rotate(q_SBGND, *rotation), self.ops.rotate(k_SBG1D, *rotation)
             v_SBG1D = v_SBG1D.clone()  # a view would keep q and k from before the rotation until backward
         q_BNSD, k_BGSD, v_BGSD = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (q_SBGND, k_SBG1D, v_SBG1D))
-        scale = self.scale
+        scale = self.rule.scale
         if self.layer_scale != 1:  # smaller products in half precision, the same softmax (paper.md section 1)
             q_BNSD, scale = q_BNSD / self.layer_scale, scale * self.layer_scale
-        rate = self.rate if self.training else 0.0
-        attention: AttentionOp = partial(self.ops.attention, **self.options) if self.options else self.ops.attention
+        rule, attention = self.rule._replace(scale=scale, rate=self.rate if self.training else 0.0), self.ops.attention
         if attend is None:
-            x_BNSD = attention(q_BNSD, k_BGSD, v_BGSD, None, scale, rate)
+            x_BNSD = attention(q_BNSD, k_BGSD, v_BGSD, None, rule)
         else:
-            x_BNSD = attend(attention, q_BNSD, k_BGSD, v_BGSD, scale, rate)
+            x_BNSD = attend(attention, q_BNSD, k_BGSD, v_BGSD, rule)
         out: Tensor = self.out(x_BNSD.permute(2, 0, 1, 3).flatten(2))
         return out
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Mask: TypeAlias = "Tensor | Segments | None"
+
+AttentionOp: TypeAlias = "Callable[[Tensor, Tensor, Tensor, Mask, Rule], Tensor]"
+"""A function as `attention`."""
 
 TABLE_ROWS = 8192
 """Rows of the token table converted to fp32 at a time."""
@@ -130,35 +133,39 @@ def rotate(x_SBGND: Tensor, cos_SB11R: Tensor, sin_SB11R: Tensor) -> Tensor:
     return torch.addcmul(x_SBGND * cos_SB11R, x_SBGND.roll(size // 2, -1), sin_SB11R)
 
 
-def attention(  # noqa: PLR0917  (the signature of a kernel)
-    q_BNSD: Tensor,
-    k_BGTD: Tensor,
-    v_BGTD: Tensor,
-    mask: Mask,
-    scale: float,
-    rate: float,
-    window: int | None = None,
-    cap: float | None = None,
-    slopes: tuple[float, ...] | None = None,
-) -> Tensor:
-    """Scaled dot-product attention of S queries over T keys -> [B, N, S, D]. Dropout is applied whenever ``rate`` > 0.
+class Rule(NamedTuple):
+    """How scores are made of q and k, the rate of dropout, and which keys a query may attend to.
+
+    With a ``window`` a query attends to the last ``window`` of the keys that it may attend to, which must be
+    consecutive. ``cap`` is the `softcap` of the scores. ``slopes`` are ALiBi's, one per head: the decrease of scores
+    per key of distance; keys must be consecutive, too. Dropout is applied whenever ``rate`` > 0.
+    """
+
+    scale: float
+    rate: float = 0.0
+    window: int | None = None
+    cap: float | None = None
+    slopes: tuple[float, ...] | None = None
+
+
+def attention(q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Mask, rule: Rule) -> Tensor:
+    """Scaled dot-product attention of S queries over T keys -> [B, N, S, D].
 
     G divides N: N / G consecutive heads of q share keys and values. ``mask`` is true where a query may attend and
     broadcasts to [B, 1, S, T]; causality is not added to it. Without a mask attention is causal, with the last query at
-    the last key. With a ``window`` a query attends to the last ``window`` of the keys that it may attend to, which must
-    be consecutive. ``cap`` is the `softcap` of the scores. ``slopes`` are ALiBi's, one per head: the decrease of scores
-    per key of distance; keys must be consecutive, too. `Segments` as the mask compute the result themselves.
+    the last key. `Segments` as the mask compute the result themselves.
     """
     if mask is not None and not isinstance(mask, Tensor):
-        return mask.attention(q_BNSD, k_BGTD, v_BGTD, scale, rate, window, cap, slopes)
+        return mask.attention(q_BNSD, k_BGTD, v_BGTD, rule)
+    scale, rate, window, cap, slopes = rule
     if slopes is not None:
         with_positions = alibi.extended(q_BNSD, k_BGTD, v_BGTD, slopes, scale, mask)
-        return attention(*with_positions, mask, scale, rate, window, cap)[..., : v_BGTD.shape[-1]]
+        return attention(*with_positions, mask, rule._replace(slopes=None))[..., : v_BGTD.shape[-1]]
     (b, n, s, d), (g, t) = q_BNSD.shape, k_BGTD.shape[1:3]
     is_causal = False
     if window is not None and window < t:
         if mask is None:
-            return _windowed(q_BNSD, k_BGTD, v_BGTD, scale, rate, window, cap)
+            return _windowed(q_BNSD, k_BGTD, v_BGTD, window, rule)
         mask = mask & ~F.pad(mask[..., window:], (0, window))  # drop keys `window` before an allowed key
     elif mask is None and s > 1:  # an `if`: compiled decoders have no bool of dynamic sizes
         if s < t:
@@ -187,24 +194,22 @@ def attention(  # noqa: PLR0917  (the signature of a kernel)
     )
 
 
-def _windowed(  # noqa: PLR0917  (as `attention`)
-    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, scale: float, rate: float, window: int, cap: float | None
-) -> Tensor:
+def _windowed(q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, window: int, rule: Rule) -> Tensor:
     """Causal `attention` that computes no scores beyond the windows, but for those of other queries of a block."""
     s, t = q_BNSD.shape[2], k_BGTD.shape[2]
-    if cap is None and has_flash(q_BNSD):
+    if rule.cap is None and has_flash(q_BNSD):
         q, k, v = (x.transpose(1, 2) for x in (q_BNSD, k_BGTD, v_BGTD))
-        return flash_varlen(q, k, v, (None, None), (s, t), scale, rate, window).transpose(1, 2)
+        return flash_varlen(q, k, v, (None, None), (s, t), rule).transpose(1, 2)
     if torch.compiler.is_compiling():  # one graph for all lengths
-        return attention(q_BNSD, k_BGTD, v_BGTD, causal_mask(s, t, q_BNSD.device), scale, rate, window, cap)
+        return attention(q_BNSD, k_BGTD, v_BGTD, causal_mask(s, t, q_BNSD.device), rule)
     band = causal_mask(WINDOW_BLOCK, WINDOW_BLOCK + window - 1, q_BNSD.device).triu()
-    if cap is None:  # PyTorch makes this of a boolean mask, and would keep one for each block
+    if rule.cap is None:  # PyTorch makes this of a boolean mask, and would keep one for each block
         band = torch.zeros_like(band, dtype=q_BNSD.dtype).masked_fill_(~band, -torch.inf)
-    sliced, outs = [_Sliced(x) for x in (q_BNSD, k_BGTD, v_BGTD)], []
+    sliced, outs, unlimited = [_Sliced(x) for x in (q_BNSD, k_BGTD, v_BGTD)], [], rule._replace(window=None)
     for queries, keys in window_blocks(s, t, window):
         q, k, v = (x[part] for x, part in zip(sliced, (queries, keys, keys), strict=True))
         end = window - 1 + q.shape[2]
-        outs.append(attention(q, k, v, band[: q.shape[2], end - k.shape[2] : end], scale, rate, None, cap))
+        outs.append(attention(q, k, v, band[: q.shape[2], end - k.shape[2] : end], unlimited))
     return torch.cat(outs, 2)
 
 
@@ -268,9 +273,7 @@ def flash_varlen(  # noqa: PLR0917  (as `attention`)
     v_UGD: Tensor,
     bounds: tuple[Tensor | None, Tensor | None],
     longest: tuple[int, int],
-    scale: float,
-    rate: float,
-    window: int | None,
+    rule: Rule,
 ) -> Tensor:
     """Causal flash attention within each of n sequences, the last query of each at its last key -> [T, N, D].
 
@@ -278,10 +281,11 @@ def flash_varlen(  # noqa: PLR0917  (as `attention`)
     ``longest`` are upper bounds of those numbers. Queries after the last sequence get no result. Without bounds, the
     first axis has sequences as long as ``longest``.
     """
-    sides: Any = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+    sides: Any = {} if rule.window is None else {"window_size_left": rule.window - 1, "window_size_right": 0}
     # No public function of PyTorch takes sequences, windows and dropout. The flags: causal, return no mask.
     flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001
-    x_TND: Tensor = flash(q_TND, k_UGD, v_UGD, *bounds, *longest, rate, True, False, scale=scale, **sides)[0]
+    options = *bounds, *longest, rule.rate, True, False
+    x_TND: Tensor = flash(q_TND, k_UGD, v_UGD, *options, scale=rule.scale, **sides)[0]
     return x_TND
 
 
@@ -312,24 +316,6 @@ def cross_entropy(logits_V: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of every token in nats, computed in fp32, in the shape of ``targets``."""
     flat = F.cross_entropy(logits_V.float().flatten(0, -2), targets.flatten(), reduction="none")
     return flat.view(targets.shape)
-
-
-class AttentionOp(Protocol):
-    """Signature of `attention`."""
-
-    def __call__(  # noqa: PLR0917  (as `attention`)
-        self,
-        q_BNSD: Tensor,
-        k_BGTD: Tensor,
-        v_BGTD: Tensor,
-        mask: Mask,
-        scale: float,
-        rate: float,
-        window: int | None = None,
-        cap: float | None = None,
-        slopes: tuple[float, ...] | None = None,
-    ) -> Tensor:
-        """Context of every query, [B, N, S, D]."""
 
 
 @dataclass(frozen=True)
@@ -363,9 +349,7 @@ class Attend(Protocol):
     def places(self) -> Tensor | None:
         """Indices into the sequence to compute outputs for; None for all S."""
 
-    def __call__(  # noqa: PLR0917  (the figures of attention)
-        self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
-    ) -> Tensor:
+    def __call__(self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, rule: Rule) -> Tensor:
         """Context [B, N, S or len(places), D], computed by any number of calls of ``attention``."""
 
 
@@ -392,30 +376,19 @@ class Documents:
     def places(self) -> None:
         """None: all tokens."""
 
-    def __call__(  # noqa: PLR0917  (as `Attend`)
-        self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
-    ) -> Tensor:
+    def __call__(self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, rule: Rule) -> Tensor:
         """Context [B, N, S, D]."""
-        return attention(q_BNSD, k_BNSD, v_BNSD, self, scale, rate)
+        return attention(q_BNSD, k_BNSD, v_BNSD, self, rule)
 
-    def attention(  # noqa: PLR0917  (as `attention`)
-        self,
-        q_BNSD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSD: Tensor,
-        scale: float,
-        rate: float,
-        window: int | None,
-        *more: Any,  # noqa: ANN401  (cap and slopes)
-    ) -> Tensor:
+    def attention(self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule) -> Tensor:
         """`attention` within each document, one after the other, or by one GPU kernel that computes the same."""
         b, _, s, _ = q_BNSD.shape
-        if self.bounds is not None and more == (None, None) and has_flash(q_BNSD):
+        if self.bounds is not None and (rule.cap, rule.slopes) == (None, None) and has_flash(q_BNSD):
             q_TND, k_TGD, v_TGD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSD, k_BGSD, v_BGSD))
             bounds, longest = (self.bounds, self.bounds), (max(self.lengths),) * 2
-            x_TND = flash_varlen(q_TND, k_TGD, v_TGD, bounds, longest, scale, rate, window)
+            x_TND = flash_varlen(q_TND, k_TGD, v_TGD, bounds, longest, rule)
             return x_TND.view(b, s, *x_TND.shape[1:]).transpose(1, 2)
         rows = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q_BNSD, k_BGSD, v_BGSD))
         parts: Any = zip(*(torch.split(x_1NTD, list(self.lengths), 2) for x_1NTD in rows), strict=True)
-        x_NTD = torch.cat([attention(q, k, v, None, scale, rate, window, *more) for q, k, v in parts], 2)[0]
+        x_NTD = torch.cat([attention(q, k, v, None, rule) for q, k, v in parts], 2)[0]
         return x_NTD.view(len(x_NTD), b, s, -1).transpose(0, 1)

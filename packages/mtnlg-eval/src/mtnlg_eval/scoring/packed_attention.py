@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from mtnlg_model.functional import AttentionOp
+    from mtnlg_model.functional import AttentionOp, Rule
 
     Indices = NDArray[np.int64]
 
@@ -123,36 +123,29 @@ class PackedAttention:
         """The indices on the device."""
         return None if self.scored is None else to_device(self.scored, self._paths.device)
 
-    def __call__(  # noqa: PLR0917  (attention's own arguments)
-        self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
-    ) -> Tensor:
+    def __call__(self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, rule: Rule) -> Tensor:
         """Run ``attention`` along every path, B = 1: [1, N, S or len(places), D]."""
-        return attention(q_BNSD, k_BNSD, v_BNSD, self, scale, rate)
+        return attention(q_BNSD, k_BNSD, v_BNSD, self, rule)
 
-    def attention(self, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, *figures: Any) -> Tensor:  # noqa: ANN401
-        """`attention` along every path with these ``figures``: its scale, dropout rate, window, cap and slopes."""
+    def attention(self, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, rule: Rule) -> Tensor:
+        """`attention` along every path."""
         q_SND, k_SND, v_SND = (x[0].transpose(0, 1) for x in (q_BNSD, k_BNSD, v_BNSD))
-        if figures[3:] == (None, None) and has_flash(q_SND):
-            x_SND = self._flash(q_SND, k_SND, v_SND, *figures[:3])
-        else:
-            x_SND = self._chunked(q_SND, k_SND, v_SND, *figures)
-        return x_SND.transpose(0, 1)[None]
+        attend = self._flash if (rule.cap, rule.slopes) == (None, None) and has_flash(q_SND) else self._chunked
+        return attend(q_SND, k_SND, v_SND, rule).transpose(0, 1)[None]
 
-    def _flash(  # noqa: PLR0917  (as `attention`)
-        self, q_SND: Tensor, k_SND: Tensor, v_SND: Tensor, scale: float, rate: float, window: int | None
-    ) -> Tensor:
+    def _flash(self, q_SND: Tensor, k_SND: Tensor, v_SND: Tensor, rule: Rule) -> Tensor:
         """One call of flash attention, in which each span is a sequence."""
         paths = self._paths
         # Of contiguous rows, `[]` copies 16 bytes at a time, `index_select` one number.
         k_UND, v_UND = (x.flatten(1)[paths.keys].view(-1, *x.shape[1:]) for x in (k_SND, v_SND))
         # At least 2 queries, and no window longer than all keys: else another kernel computes the whole batch.
-        longest = max(*paths.sizes, 2), max(*map(len, paths.indices), window or 0)
-        x_SND = flash_varlen(q_SND, k_UND, v_UND, paths.bounds, longest, scale, rate, window)
+        longest = max(*paths.sizes, 2), max(*map(len, paths.indices), rule.window or 0)
+        x_SND = flash_varlen(q_SND, k_UND, v_UND, paths.bounds, longest, rule)
         return x_SND if self.places is None else x_SND.index_select(0, self.places)
 
-    def _chunked(self, q_SND: Tensor, k_SND: Tensor, v_SND: Tensor, *figures: Any) -> Tensor:  # noqa: ANN401
+    def _chunked(self, q_SND: Tensor, k_SND: Tensor, v_SND: Tensor, rule: Rule) -> Tensor:
         """A call of `attention` per shape of chunks, without the blocks of keys before all windows of a chunk."""
-        window = figures[2]
+        window = rule.window
         batches, output_index = self._windowed_chunks if window else self._chunks
         outputs = []
         for queries, keys, mask in batches:
@@ -162,7 +155,7 @@ class PackedAttention:
                 for x, indices in ((q_SND, queries), (k_SND, keys[:, first:]), (v_SND, keys[:, first:]))
             )
             part = mask if mask is None else mask[..., first:]
-            outputs.append(attention(q_GNsD, k_GNtD, v_GNtD, part, *figures).transpose(1, 2).flatten(0, 1))
+            outputs.append(attention(q_GNsD, k_GNtD, v_GNtD, part, rule).transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, output_index)
 
     @cached_property

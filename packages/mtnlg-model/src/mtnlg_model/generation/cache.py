@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_model.config import ModelConfig
-    from mtnlg_model.functional import AttentionOp
+    from mtnlg_model.functional import AttentionOp, Rule
 
 
 class LayerCache:
@@ -58,18 +58,16 @@ class CachedAttention:
     mask: Tensor | None
     places: None = None
 
-    def __call__(  # noqa: PLR0917  (the signature of Attend)
-        self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, scale: float, rate: float
-    ) -> Tensor:
+    def __call__(self, attention: AttentionOp, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, rule: Rule) -> Tensor:
         """Append the step's keys and values to the cache, then attend over all of them."""
         keys, values = self.cache.append(k_BNSD, v_BNSD)
         s, t = q_BNSD.shape[2], keys.shape[2]
         if self.mask is None:
-            return attention(q_BNSD, keys, values, None, scale, rate)
+            return attention(q_BNSD, keys, values, None, rule)
         mask = self.mask[..., -t:]
         blocks = window_blocks(s, t, self.cache.window) if self.cache.window < t else [(slice(s), slice(t))]
         parts = ((q_BNSD[:, :, i], keys[:, :, j], values[:, :, j], mask[..., i, j]) for i, j in blocks)
-        return torch.cat([attention(*part, scale, rate) for part in parts], 2)
+        return torch.cat([attention(*part, rule) for part in parts], 2)
 
 
 class Cache:

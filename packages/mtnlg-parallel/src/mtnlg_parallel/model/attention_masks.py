@@ -17,30 +17,21 @@ from mtnlg_model import functional
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mtnlg_model.functional import Mask
+    from mtnlg_model.functional import Mask, Rule
 
 
 def attention_of_rank(  # noqa: PLR0917  (the signature of attention, for a rank)
-    rank: int,
-    q_BNSD: Tensor,
-    k_BNTD: Tensor,
-    v_BNTD: Tensor,
-    mask: Mask,
-    scale: float,
-    rate: float,
-    window: int | None = None,
-    cap: float | None = None,
-    slopes: tuple[float, ...] | None = None,
+    rank: int, q_BNSD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, mask: Mask, rule: Rule
 ) -> Tensor:
-    """`mtnlg_model.functional.attention` with this rank's own dropout mask, and its part of all heads' ``slopes``.
+    """`mtnlg_model.functional.attention` with this rank's own dropout mask, and its part of all heads' slopes.
 
     With dropout, draws one number from the CPU's default generator on every rank; GPU generators keep their states.
     """
     heads = q_BNSD.shape[1]
-    slopes = slopes and slopes[rank * heads : (rank + 1) * heads]
-    if not rate:
-        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate, window, cap, slopes)
+    rule = rule._replace(slopes=rule.slopes and rule.slopes[rank * heads : (rank + 1) * heads])
+    if not rule.rate:
+        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, rule)
     seed = int(torch.randint(1 << 62, (), device="cpu")) ^ rank
     with torch.random.fork_rng(devices=[q_BNSD.device] if q_BNSD.is_cuda else []):
         torch.manual_seed(seed)
-        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, scale, rate, window, cap, slopes)
+        return functional.attention(q_BNSD, k_BNTD, v_BNTD, mask, rule)

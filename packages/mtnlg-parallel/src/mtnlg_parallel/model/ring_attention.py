@@ -32,7 +32,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from mtnlg_model.alibi import Bf16Slope
-from mtnlg_model.functional import Documents, has_flash
+from mtnlg_model.functional import Documents, Rule, has_flash
 from mtnlg_model.rotary import text_lengths
 from mtnlg_parallel.layout import ring_window
 from mtnlg_parallel.waiting import wait_for
@@ -84,32 +84,16 @@ class Ring(Documents):
     context: Any = None
     begins: Tensor | None = None
 
-    def attention(  # noqa: PLR0917  (as in `Documents`)
-        self,
-        q_BNSD: Tensor,
-        k_BGSD: Tensor,
-        v_BGSD: Tensor,
-        scale: float,
-        rate: float,
-        window: int | None,
-        cap: float | None = None,
-        slopes: tuple[float, ...] | None = None,
-    ) -> Tensor:
+    def attention(self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule) -> Tensor:
         """Context [B, N, S, D] of this rank's queries over the keys of all ranks. Has no dropout."""
-        assert not rate  # noqa: S101  (`layout_error` has seen to it)
-        rule = Rule(scale, window, cap, slopes, self.begins)
-        x_BNSD: Tensor = _RingAttention.apply(q_BNSD, k_BGSD, v_BGSD, self.context, rule)  # type: ignore[no-untyped-call]
+        assert not rule.rate  # noqa: S101  (`layout_error` has seen to it)
+        x_BNSD: Tensor = _RingAttention.apply(q_BNSD, k_BGSD, v_BGSD, self, rule)  # type: ignore[no-untyped-call]
         return x_BNSD
 
-
-class Rule(NamedTuple):
-    """Which keys a query sees besides those up to its own, and the scores."""
-
-    scale: float
-    window: int | None = None
-    cap: float | None = None
-    slopes: tuple[float, ...] | None = None
-    begins: Tensor | None = None
+    def part_of(self, other: int, rule: Rule) -> Part | None:
+        """What this rank's queries see of the keys of rank ``other``; None if nothing is within the window."""
+        group = self.context.group
+        return part_of(group.rank(), other, group.size(), self.context.sequence, rule, self.begins)
 
 
 class Part(NamedTuple):
@@ -122,6 +106,7 @@ class Part(NamedTuple):
     queries: slice
     keys: slice
     rule: Rule
+    begins: Tensor | None = None
 
     def places(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Places of queries and keys in the sequence, [S] and [T]."""
@@ -132,18 +117,20 @@ class Part(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether no query misses a key but by causality, and scores are products."""
-        return all(each is None for each in self.rule[1:])
+        return all(each is None for each in (*self.rule[2:], self.begins))
 
 
-def part_of(rank: int, other: int, ranks: int, sequence: int, rule: Rule) -> Part | None:
+def part_of(  # noqa: PLR0917  (whose queries and keys)
+    rank: int, other: int, ranks: int, sequence: int, rule: Rule, begins: Tensor | None = None
+) -> Part | None:
     """What the queries of ``rank`` see of the keys of rank ``other``; None if nothing is within the window."""
     chunk, whole = sequence // (2 * ranks), slice(None)
     window = ring_window(rule.window, rank, other, ranks, sequence)
     if window == 0:
         return None
     queries, keys = slice(chunk, None) if rank < other else whole, slice(chunk) if rank > other else whole
-    begins = None if rule.begins is None else rule.begins[:, queries]
-    return Part(rank, other, ranks, sequence, queries, keys, rule._replace(window=window, begins=begins))
+    begins = None if begins is None else begins[:, queries]
+    return Part(rank, other, ranks, sequence, queries, keys, rule._replace(window=window), begins)
 
 
 class _RingAttention(Function):
@@ -153,10 +140,10 @@ class _RingAttention(Function):
         q_BNSD: Tensor,
         k_BGSD: Tensor,
         v_BGSD: Tensor,
-        context: Context,
+        ring: Ring,
         rule: Rule,
     ) -> Tensor:
-        ctx.ring = context, rule
+        ctx.ring = ring, rule
         kv = torch.stack((k_BGSD, v_BGSD))
         out, lse = _forward(q_BNSD, kv, *ctx.ring)
         ctx.save_for_backward(q_BNSD, kv, out, lse)
@@ -169,14 +156,15 @@ class _RingAttention(Function):
         return dq, *dkv.unbind(), None, None
 
 
-def _forward(q: Tensor, kv: Tensor, context: Context, rule: Rule) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, kv: Tensor, ring: Ring, rule: Rule) -> tuple[Tensor, Tensor]:
     """Context in q's dtype, [B, N, S, D], and its log-sum-exp in fp32, [B, N, S]."""
-    group, ranks, rank = context.group, context.group.size(), context.group.rank()
+    group = ring.context.group
+    ranks, rank = group.size(), group.rank()
     out = torch.zeros_like(q, dtype=torch.float32)
     lse = torch.full_like(out[..., 0], -torch.inf)
     for step in range(ranks):
         arriving = _pass_on(kv, group, 0) if step < ranks - 1 else None
-        if part := part_of(rank, (rank - step) % ranks, ranks, context.sequence, rule):
+        if part := ring.part_of((rank - step) % ranks, rule):
             new_out, new_lse = _kernels(q, part)[0](q[:, :, part.queries], *kv[:, :, :, part.keys], part)
             old_out, old_lse = out[:, :, part.queries], lse[:, :, part.queries]
             both = torch.logaddexp(old_lse, new_lse)
@@ -188,15 +176,16 @@ def _forward(q: Tensor, kv: Tensor, context: Context, rule: Rule) -> tuple[Tenso
 
 
 def _backward(  # noqa: PLR0917  (what forward has saved)
-    do: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, context: Context, rule: Rule
+    do: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring, rule: Rule
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and of keys and values, in q's dtype."""
-    group, ranks, rank = context.group, context.group.size(), context.group.rank()
+    group = ring.context.group
+    ranks, rank = group.size(), group.rank()
     dq, gradients = torch.zeros_like(q, dtype=torch.float32), None
     for step in range(ranks):
         arriving = _pass_on(kv, group, 0) if step < ranks - 1 else None
         dkv = torch.zeros_like(kv, dtype=torch.float32)
-        if part := part_of(rank, (rank - step) % ranks, ranks, context.sequence, rule):
+        if part := ring.part_of((rank - step) % ranks, rule):
             rows = (x[:, :, part.queries] for x in (do, q, out, lse))
             found = _kernels(q, part)[1](*rows, *kv[:, :, :, part.keys], part)
             dq[:, :, part.queries] += found[0]
@@ -316,13 +305,13 @@ def _scores(q: Tensor, keys_BG1TD: Tensor, part: Part, rows: slice) -> tuple[Ten
     if rule.slopes is not None:
         slopes_GR11 = torch.tensor(rule.slopes, device=q.device).view(scores.shape[1], -1, 1, 1)
         if isinstance(rule.slopes[0], Bf16Slope):
-            keys_T = columns_T if rule.begins is None else columns_T - rule.begins[:, None, None, rows, None]
+            keys_T = columns_T if part.begins is None else columns_T - part.begins[:, None, None, rows, None]
             scores += (slopes_GR11.bfloat16() * keys_T).float() * rule.scale
         else:
             scores -= slopes_GR11 * distance_ST
     hidden = distance_ST < 0
     if rule.window is not None:
         hidden = hidden | (distance_ST >= rule.window)
-    if rule.begins is not None:
-        hidden = hidden | (columns_T < rule.begins[:, None, None, rows, None])
+    if part.begins is not None:
+        hidden = hidden | (columns_T < part.begins[:, None, None, rows, None])
     return scores.masked_fill_(hidden, -torch.inf), slope

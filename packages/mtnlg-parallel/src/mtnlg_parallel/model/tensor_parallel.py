@@ -15,7 +15,6 @@ their gradients over the ranks once per step.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,7 +105,6 @@ def parallelize_module(module: nn.Module, slicing: Slicing, device: torch.device
     module.to_empty(device=device)
 
 
-def checkpoint_activations(function: Any, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401  (any function)
+def checkpoint_activations(function: Any, *inputs: Any) -> Any:  # noqa: ANN401  (any function)
     """Call ``function``, saving only ``inputs``; backward runs it again with the same random state."""
-    function = partial(function, **options)
     return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
