@@ -76,8 +76,8 @@ def train(device):
     qkv, angles = x.view(8, 2, 2, 4, 32), torch.zeros(8, 1, 1, 1, 32, dtype=x.dtype, device=device)
     for part in (qkv[..., :2, :], qkv[..., 2:3, :]):
         rotary.rotate(part, angles, angles).sum().backward()
-    dropout.bias_dropout_add(x, b, x, 0.1, True).sum().backward()
-    sum(norm.bias_dropout_add_norm(x, b, x, 0.1, True, b, b, 1e-5)).sum().backward()
+    dropout.bias_dropout_add(x, b, x, 0.1).sum().backward()
+    sum(norm.bias_dropout_add_norm(x, b, x, 0.1, b, b, 1e-5)).sum().backward()
     factor, _ = rounding.rounded(x.detach().view(16, 256), torch.float8_e5m2, True)
     rounding.transpose(factor.values)
     logits, targets = torch.zeros(8, 4, device=device), torch.zeros(8, dtype=torch.int64, device=device)

@@ -91,7 +91,7 @@ def _layer_norm(ops: ParallelOps, _: Shape) -> dict[str, Side]:
 def _add_norm(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
     def side(ops: functional.Ops) -> Side:
         return lambda x, bias, residual, weight, shift: ops.bias_dropout_add_norm(
-            x, bias, residual, rate, True, weight, shift, EPS
+            x, bias, residual, rate, weight, shift, EPS
         )
 
     return lambda ops, _: {"kernel": side(ops), "eager": side(functional.EAGER)}
@@ -99,7 +99,7 @@ def _add_norm(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
 
 def _add(rate: float) -> Callable[[ParallelOps, Shape], dict[str, Side]]:
     def side(ops: functional.Ops) -> Side:
-        return lambda x, bias, residual: (ops.bias_dropout_add(x, bias, residual, rate, True),)
+        return lambda x, bias, residual: (ops.bias_dropout_add(x, bias, residual, rate),)
 
     return lambda ops, _: {"kernel": side(ops), "eager": side(functional.EAGER)}
 

@@ -52,9 +52,9 @@ def test_every_kernel_drops_the_elements_that_philox_selects(rows: int, columns:
     drawn, scale = _drawn(11)
     expected_H = torch.where(kept(drawn, rows, columns), x_H * scale, 0)
     torch.manual_seed(11)
-    torch.testing.assert_close(dropout.bias_dropout_add(x_H, row, torch.zeros_like(x_H), RATE, True), expected_H)
+    torch.testing.assert_close(dropout.bias_dropout_add(x_H, row, torch.zeros_like(x_H), RATE), expected_H)
     torch.manual_seed(11)
-    total_H, _ = norm.bias_dropout_add_norm(x_H, row, torch.zeros_like(x_H), RATE, True, row, row, EPS)
+    total_H, _ = norm.bias_dropout_add_norm(x_H, row, torch.zeros_like(x_H), RATE, row, row, EPS)
     torch.testing.assert_close(total_H, expected_H)
 
 
@@ -65,7 +65,7 @@ def test_an_element_whose_number_is_the_threshold_is_kept() -> None:
     for column, number in ((2, word & 0xFFFF), (3, word >> 16)):
         for rate, stays in ((number / 65536, True), ((number + 1) / 65536, False)):
             torch.manual_seed(4)
-            out_H = dropout.dropout_add(torch.ones(1, 8), torch.zeros(1, 8), rate, True)
+            out_H = dropout.dropout_add(torch.ones(1, 8), torch.zeros(1, 8), rate)
             assert bool(out_H[0, column]) is stays
 
 
@@ -75,7 +75,7 @@ def test_dropped_elements_have_no_gradient() -> None:
     drawn, scale = _drawn(3)
     mask_H = torch.where(kept(drawn, 67, 24), scale, 0.0)
     torch.manual_seed(3)
-    torch.autograd.backward(dropout.bias_dropout_add(x_H, bias_H, residual_H, RATE, True), upstream_H)
+    torch.autograd.backward(dropout.bias_dropout_add(x_H, bias_H, residual_H, RATE), upstream_H)
     torch.testing.assert_close(x_H.grad, upstream_H * mask_H)
     torch.testing.assert_close(bias_H.grad, (upstream_H * mask_H).sum(0))
     torch.testing.assert_close(residual_H.grad, upstream_H)
@@ -89,9 +89,7 @@ def test_norm_after_dropout_uses_one_mask() -> None:
     drawn, scale = _drawn(7)
     torch.manual_seed(7)
     x_H, bias_H, residual_H, weight_H, shift_H = ours
-    torch.autograd.backward(
-        norm.bias_dropout_add_norm(x_H, bias_H, residual_H, RATE, True, weight_H, shift_H, EPS), upstream
-    )
+    torch.autograd.backward(norm.bias_dropout_add_norm(x_H, bias_H, residual_H, RATE, weight_H, shift_H, EPS), upstream)
     x_H, bias_H, residual_H, weight_H, shift_H = exact
     total_H = residual_H + (x_H + bias_H) * torch.where(kept(drawn, 5, 24), scale, 0.0)
     outputs = (total_H, functional.layer_norm(total_H, weight_H, shift_H, EPS))
@@ -107,7 +105,7 @@ def test_recomputation_draws_the_same_mask() -> None:
     def gradient(recompute: bool) -> torch.Tensor:
         torch.manual_seed(2)
         x_H = inputs[0].clone().requires_grad_()
-        arguments = (x_H, *inputs[1:], RATE, True)
+        arguments = (x_H, *inputs[1:], RATE)
         if recompute:
             out_H = checkpoint(dropout.bias_dropout_add, *arguments, use_reentrant=False)
         else:
@@ -122,7 +120,7 @@ def test_recomputation_draws_the_same_mask() -> None:
 
 def test_a_rate_is_rounded_to_1_in_65536_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
-    ones_H = dropout.bias_dropout_add(torch.ones(64, 4096), torch.zeros(4096), torch.zeros(64, 4096), 0.1, True)
+    ones_H = dropout.bias_dropout_add(torch.ones(64, 4096), torch.zeros(4096), torch.zeros(64, 4096), 0.1)
     threshold, scale = dropout_mask.threshold_and_scale(0.1)
     assert threshold == round(0.1 * 65536)
     assert scale * (1 - threshold / 65536) == pytest.approx(1)
@@ -132,8 +130,7 @@ def test_a_rate_is_rounded_to_1_in_65536_and_keeps_the_mean() -> None:
 
 def test_without_dropout_no_number_is_drawn() -> None:
     before = torch.get_rng_state()
-    dropout.bias_dropout_add(torch.ones(2, 8), torch.ones(8), torch.ones(2, 8), 0.1, False)
-    dropout.bias_dropout_add(torch.ones(2, 8), torch.ones(8), torch.ones(2, 8), 0.0, True)
+    dropout.bias_dropout_add(torch.ones(2, 8), torch.ones(8), torch.ones(2, 8), 0.0)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -27,9 +27,9 @@ EPS = 1e-5
 def layer(ops: Ops, x_SBH: Tensor, row: Tensor, rate: float) -> Tensor:
     """Every operation of a decoder layer once."""
     normed = ops.rms_norm(ops.layer_norm(x_SBH, row, row, EPS), row, EPS)
-    total, out = ops.bias_dropout_add_norm(normed, row, x_SBH, rate, True, row, row, EPS)
-    more, again = ops.dropout_add_rms_norm(ops.swiglu(ops.bias_gelu(out, row), x_SBH), total, rate, True, row, EPS)
-    summed = ops.dropout_add(ops.bias_dropout_add(more, row, again, rate, True), x_SBH, rate, True)
+    total, out = ops.bias_dropout_add_norm(normed, row, x_SBH, rate, row, row, EPS)
+    more, again = ops.dropout_add_rms_norm(ops.swiglu(ops.bias_gelu(out, row), x_SBH), total, rate, row, EPS)
+    summed = ops.dropout_add(ops.bias_dropout_add(more, row, again, rate), x_SBH, rate)
     cos, sin = row.detach().view(2, 1, 1, 1, 1, 8).expand(-1, 4, -1, -1, -1, -1)
     return ops.rotate(summed.view(4, 2, 2, 1, 8), cos, sin)
 
@@ -103,10 +103,10 @@ def test_replay_after_a_seed_change_draws_a_new_mask() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_replays_of_a_cuda_graph_drop_other_elements() -> None:
     x_H, zero_H = torch.ones(64, 512, device="cuda"), torch.zeros(64, 512, device="cuda")
-    dropout.dropout_add(x_H, zero_H, 0.5, True)  # compiled before it is captured
+    dropout.dropout_add(x_H, zero_H, 0.5)  # compiled before it is captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out_H = dropout.dropout_add(x_H, zero_H, 0.5, True)
+        out_H = dropout.dropout_add(x_H, zero_H, 0.5)
     graph.replay()
     first_H = out_H.clone()
     graph.replay()
@@ -123,8 +123,8 @@ def test_norms_take_fp32_weights_with_half_activations(dtype: torch.dtype, capsy
         x, residual, upstream = (tensor.to(kind) for tensor in (x_H, residual_H, upstream_H))
         weight, shift = rows = [row.clone().to(row_kind).requires_grad_() for row in (weight_H, shift_H)]
         outputs = [ops.layer_norm(x, weight, shift, EPS), ops.rms_norm(x, weight, EPS)]
-        outputs += ops.dropout_add_rms_norm(x, residual, 0.0, True, weight, EPS)[1:]
-        outputs += ops.bias_dropout_add_norm(x, residual[0], residual, 0.0, True, weight, shift, EPS)[1:]
+        outputs += ops.dropout_add_rms_norm(x, residual, 0.0, weight, EPS)[1:]
+        outputs += ops.bias_dropout_add_norm(x, residual[0], residual, 0.0, weight, shift, EPS)[1:]
         return [*outputs, *torch.autograd.grad(outputs, rows, [upstream] * len(outputs))]
 
     ours, exact = gradients(ops, dtype, torch.float32), gradients(EAGER, torch.float64, torch.float64)

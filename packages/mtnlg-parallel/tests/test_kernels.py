@@ -35,10 +35,10 @@ TWINS: dict[str, tuple[Any, list[Any]]] = {
     "swiglu": (swiglu, ["x", "x"]),
     "layer_norm": (norm, ["x", "row", "row", EPS]),
     "rms_norm": (norm, ["x", "row", EPS]),
-    "dropout_add": (dropout, ["x", "x", 0.3, False]),
-    "bias_dropout_add": (dropout, ["x", "row", "x", 0.3, False]),
-    "dropout_add_rms_norm": (norm, ["x", "x", 0.3, False, "row", EPS]),
-    "bias_dropout_add_norm": (norm, ["x", "row", "x", 0.3, False, "row", "row", EPS]),
+    "dropout_add": (dropout, ["x", "x", 0.0]),
+    "bias_dropout_add": (dropout, ["x", "row", "x", 0.0]),
+    "dropout_add_rms_norm": (norm, ["x", "x", 0.0, "row", EPS]),
+    "bias_dropout_add_norm": (norm, ["x", "row", "x", 0.0, "row", "row", EPS]),
 }
 """Operations by name, where they are fused, and what they are called with: matrices, rows and numbers."""
 

@@ -154,7 +154,7 @@ class Embedding(nn.Module):
             x_SBH = x_SBH + self.position(positions_BS.t() + self.offset)
         if self.norm is not None:
             x_SBH = self.norm(x_SBH)
-        return functional.dropout(x_SBH, self.rate, self.training)
+        return functional.dropout(x_SBH, self.rate if self.training else 0.0)
 
 
 class Attention(nn.Module):
@@ -294,22 +294,23 @@ class DecoderLayer(nn.Module):
 
     def _add(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor, norm: Norm | None = None) -> Tensor:
         """Residual sum x + dropout(multiplier · norm(y + bias)); no norm if ``norm`` is None."""
+        rate = self.rate if self.training else 0.0
         if norm is not None or self.multiplier != 1:
             y_SBH, bias_H = functional.add_bias(y_SBH, bias_H), None
             y_SBH = (y_SBH if norm is None else norm(y_SBH)) * self.multiplier
         if bias_H is None:
-            return self.ops.dropout_add(y_SBH, x_SBH, self.rate, self.training)
-        return self.ops.bias_dropout_add(y_SBH, bias_H, x_SBH, self.rate, self.training)
+            return self.ops.dropout_add(y_SBH, x_SBH, rate)
+        return self.ops.bias_dropout_add(y_SBH, bias_H, x_SBH, rate)
 
     def _add_and_norm(self, y_SBH: Tensor, bias_H: Tensor | None, x_SBH: Tensor, norm: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (`Norm`; None only with parallel_residual)
         """The residual sum and its ``norm``, by one kernel for the two common combinations."""
-        dropout = self.rate, self.training
+        rate = self.rate if self.training else 0.0
         if not norm.zero_centered and self.multiplier == 1:
             if bias_H is not None and norm.bias is not None:
                 scale_and_shift = norm.weight, norm.bias
-                return self.ops.bias_dropout_add_norm(y_SBH, bias_H, x_SBH, *dropout, *scale_and_shift, norm.eps)
+                return self.ops.bias_dropout_add_norm(y_SBH, bias_H, x_SBH, rate, *scale_and_shift, norm.eps)
             if bias_H is None and norm.kind == "rms":
-                return self.ops.dropout_add_rms_norm(y_SBH, x_SBH, *dropout, norm.weight, norm.eps)
+                return self.ops.dropout_add_rms_norm(y_SBH, x_SBH, rate, norm.weight, norm.eps)
         x_SBH = self._add(y_SBH, bias_H, x_SBH)
         y_SBH = norm(x_SBH)
         return x_SBH, y_SBH

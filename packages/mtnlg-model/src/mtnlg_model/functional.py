@@ -14,7 +14,7 @@
     fp32_logits             x Wᵀ without rounding
 
 S sequence (queries), T keys, B batch, H hidden, N heads, G heads of keys and values, D head size, R rotated values of a
-head, V vocabulary. Dropout at rate 0 or outside training adds no operation and draws no random number.
+head, V vocabulary. Dropout at rate 0, as outside training, adds no operation and draws no random number.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout; ``x`` itself at rate 0 or outside training."""
-    return F.dropout(x, rate) if training and rate else x
+def dropout(x: Tensor, rate: float) -> Tensor:
+    """Dropout; ``x`` itself at rate 0."""
+    return F.dropout(x, rate) if rate else x
 
 
-def bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor, rate: float, training: bool) -> Tensor:
+def bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor, rate: float) -> Tensor:
     """``residual + dropout(x + bias)``."""
-    return residual + dropout(x + bias, rate, training)
+    return residual + dropout(x + bias, rate)
 
 
 def bias_dropout_add_norm(  # noqa: PLR0917  (the signature of a kernel)
@@ -101,26 +101,25 @@ def bias_dropout_add_norm(  # noqa: PLR0917  (the signature of a kernel)
     bias_H: Tensor,
     residual_H: Tensor,
     rate: float,
-    training: bool,
     weight_H: Tensor,
     shift_H: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """``residual + dropout(x + bias)``, and its layer norm with scale ``weight`` and bias ``shift``."""
-    total_H = bias_dropout_add(x_H, bias_H, residual_H, rate, training)
+    total_H = bias_dropout_add(x_H, bias_H, residual_H, rate)
     return total_H, layer_norm(total_H, weight_H, shift_H, eps)
 
 
-def dropout_add(x: Tensor, residual: Tensor, rate: float, training: bool) -> Tensor:
+def dropout_add(x: Tensor, residual: Tensor, rate: float) -> Tensor:
     """``residual + dropout(x)``."""
-    return residual + dropout(x, rate, training)
+    return residual + dropout(x, rate)
 
 
-def dropout_add_rms_norm(  # noqa: PLR0917  (the signature of a kernel)
-    x_H: Tensor, residual_H: Tensor, rate: float, training: bool, weight_H: Tensor, eps: float
+def dropout_add_rms_norm(
+    x_H: Tensor, residual_H: Tensor, rate: float, weight_H: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """``residual + dropout(x)``, and its RMS norm."""
-    total_H = dropout_add(x_H, residual_H, rate, training)
+    total_H = dropout_add(x_H, residual_H, rate)
     return total_H, rms_norm(total_H, weight_H, eps)
 
 
@@ -177,7 +176,7 @@ def attention(q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, mask: Mask, rule: 
         scores_BNST = softcap(q_BNSD @ k_BNTD.transpose(2, 3) * scale, cap)
         scores_BNST = scores_BNST.masked_fill(~(causal_mask(s, t, q_BNSD.device) if mask is None else mask), -torch.inf)
         weights_BNST = torch.softmax(scores_BNST, dim=-1, dtype=torch.float32).to(q_BNSD.dtype)
-        return dropout(weights_BNST, rate, training=True) @ v_BNTD
+        return dropout(weights_BNST, rate) @ v_BNTD
     if g < n and s == 1:  # a group's heads become queries of one head: keys are not copied
         q_BGND = q_BNSD.reshape(b, g, n // g, d)
         x_BGND = F.scaled_dot_product_attention(q_BGND, k_BGTD, v_BGTD, attn_mask=mask, dropout_p=rate, scale=scale)
@@ -324,16 +323,14 @@ class Ops:
 
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = layer_norm
     bias_gelu: Callable[[Tensor, Tensor], Tensor] = bias_gelu
-    bias_dropout_add: Callable[[Tensor, Tensor, Tensor, float, bool], Tensor] = bias_dropout_add
-    bias_dropout_add_norm: Callable[
-        [Tensor, Tensor, Tensor, float, bool, Tensor, Tensor, float], tuple[Tensor, Tensor]
-    ] = bias_dropout_add_norm
-    swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
-    dropout_add: Callable[[Tensor, Tensor, float, bool], Tensor] = dropout_add
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
-    dropout_add_rms_norm: Callable[[Tensor, Tensor, float, bool, Tensor, float], tuple[Tensor, Tensor]] = (
-        dropout_add_rms_norm
+    bias_dropout_add: Callable[[Tensor, Tensor, Tensor, float], Tensor] = bias_dropout_add
+    bias_dropout_add_norm: Callable[[Tensor, Tensor, Tensor, float, Tensor, Tensor, float], tuple[Tensor, Tensor]] = (
+        bias_dropout_add_norm
     )
+    swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
+    dropout_add: Callable[[Tensor, Tensor, float], Tensor] = dropout_add
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
+    dropout_add_rms_norm: Callable[[Tensor, Tensor, float, Tensor, float], tuple[Tensor, Tensor]] = dropout_add_rms_norm
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate
     attention: AttentionOp = attention
 

@@ -16,16 +16,15 @@ from .dropout_mask import draw, kept, threshold_and_scale
 from .tiles import TILE, Matrix, Operator, contiguous, launch, read, slab, step_of, sum_slabs, tile, write
 
 
-def bias_dropout_add(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, rate: float, training: bool) -> Tensor:
+def bias_dropout_add(x_H: Tensor, bias_H: Tensor | None, residual_H: Tensor, rate: float) -> Tensor:
     """Fused `mtnlg_model.functional.bias_dropout_add`."""
-    rate = rate if training else 0.0
     out: Tensor = _dropped_sum(x_H, bias_H, residual_H, draw(rate, x_H), rate)
     return out
 
 
-def dropout_add(x_H: Tensor, residual_H: Tensor, rate: float, training: bool) -> Tensor:
+def dropout_add(x_H: Tensor, residual_H: Tensor, rate: float) -> Tensor:
     """Fused `mtnlg_model.functional.dropout_add`."""
-    return bias_dropout_add(x_H, None, residual_H, rate, training)
+    return bias_dropout_add(x_H, None, residual_H, rate)
 
 
 @Operator

@@ -70,23 +70,21 @@ def bias_dropout_add_norm(
     bias_H: Tensor | None,
     residual_H: Tensor,
     rate: float,
-    training: bool,
     weight_H: Tensor,
     shift_H: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Fused `mtnlg_model.functional.bias_dropout_add_norm`."""
-    rate = rate if training else 0.0
     seed = draw(rate, x_H)
     total_H, out_H, _ = _add_norm(x_H, bias_H, residual_H, seed, rate, weight_H, shift_H, eps)
     return total_H, out_H
 
 
 def dropout_add_rms_norm(
-    x_H: Tensor, residual_H: Tensor, rate: float, training: bool, weight_H: Tensor, eps: float
+    x_H: Tensor, residual_H: Tensor, rate: float, weight_H: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Fused `mtnlg_model.functional.dropout_add_rms_norm`."""
-    return bias_dropout_add_norm(x_H, None, residual_H, rate, training, weight_H, None, eps)
+    return bias_dropout_add_norm(x_H, None, residual_H, rate, weight_H, None, eps)
 
 
 @Operator

@@ -56,10 +56,10 @@ def launch_all_variants(dtype: str) -> None:
         run_backward(ops.bias_gelu(x_SBH, bias_H))
         run_backward(ops.swiglu(bias_H, bias_H))
         for rate in DROPOUT_RATES:
-            run_backward(ops.bias_dropout_add(x_SBH, bias_H, x_SBH, rate, True))
-            run_backward(ops.dropout_add(x_SBH, x_SBH, rate, True))
-            run_backward(*ops.dropout_add_rms_norm(x_SBH, x_SBH, rate, True, bias_H, 1e-5))
-            run_backward(*ops.bias_dropout_add_norm(x_SBH, bias_H, x_SBH, rate, True, bias_H, bias_H, 1e-5))
+            run_backward(ops.bias_dropout_add(x_SBH, bias_H, x_SBH, rate))
+            run_backward(ops.dropout_add(x_SBH, x_SBH, rate))
+            run_backward(*ops.dropout_add_rms_norm(x_SBH, x_SBH, rate, bias_H, 1e-5))
+            run_backward(*ops.bias_dropout_add_norm(x_SBH, bias_H, x_SBH, rate, bias_H, bias_H, 1e-5))
     is_rounded = dtype == "bf16" and converts_to_eight_bits(active_target())
     for shape, rounded in product(ROUNDED if is_rounded else (), (FORWARD, BACKWARD)):
         for transposed in (False, True):
