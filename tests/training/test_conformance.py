@@ -13,7 +13,7 @@ from mtnlg_model.config import GPT_FIELDS, LayerConfig, ModelConfig
 from mtnlg_model.console import UsageFailure
 from mtnlg_parallel.cli import app
 from mtnlg_parallel.conformance import Case, check, draw, drawn_cases, fixed_cases, matrix, run_cases
-from mtnlg_parallel.conformance.cases import long_sum
+from mtnlg_parallel.conformance.cases import listed
 from mtnlg_parallel.engine.build import engine_class
 from mtnlg_parallel.layout import Layout
 
@@ -65,7 +65,7 @@ BREAKS = [
     ("Unsummed", [cell(**PARTS, precision=precision) for precision in ("fp32", "bf16")], ONE_DIMENSIONAL),
     ("Head", [cell(**UNTIED, precision="bf16", pp=pp) for pp in (1, 2)], r"head\.weight"),
     ("Head", [cell(**TIED, precision="bf16")], r"embedding\.token\.weight"),
-    ("Sum", [long_sum()], ""),
+    ("Sum", [next(listed())], ""),
     ("Decay", [cell(**DECAY, family=family) for family in ("gpt", "llama")], ONE_DIMENSIONAL),
 ]
 

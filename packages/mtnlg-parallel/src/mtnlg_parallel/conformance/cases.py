@@ -1,4 +1,4 @@
-"""The configurations that an engine is trained in: a fixed matrix, and any number drawn from a seed.
+"""The configurations that an engine is trained in: fixed ones, and any number drawn from a seed.
 
 A case is a recipe, the number of steps that the plain loop takes before the engine starts, and a step whose update is
 forbidden. Starting from the plain loop's state is a resume: weights, both moments and the update count are given.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tomllib
 from contextlib import suppress
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
@@ -28,14 +30,9 @@ SCHEDULES: Final = {name: load_schedule(name) for name in OURS}
 TOKENS: Final = 64
 """Number of distinct tokens in the training data."""
 
-TINY: Final[Mapping[str, Any]] = {
-    "layers": 4,
-    "hidden": 32,
-    "heads": 4,
-    "sequence": 16,
-    "vocabulary": TOKENS,
-    "init_std": 0.1,
-}
+_FIXED: Final = tomllib.loads((files(__package__) / "cases.toml").read_text("utf-8"))
+DECODERS: Final[Mapping[str, dict[str, Any]]] = _FIXED["decoders"]
+"""Settings of decoders by name, each what it changes of the tiny one."""
 
 FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "precision": ("fp32", "bf16", "fp8"),
@@ -50,15 +47,7 @@ FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "sequence_parallel": (False, True),
     "recompute": ("none", "selective", "full"),
 }
-"""Factors whose product is the fixed matrix. The GPT has biases and learned positions; the Llama has no biases, but
-gates, rotary positions, RMS norms, norms of q and k, and fewer key-value heads."""
-
-FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
-    "gpt": {"scale_attention_by_layer": True},
-    "llama": {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "qkv_bias": False}
-    | {"qk_norm": True, "kv_heads": 2, "ffn": 96},
-    "opt": {"embedding_size": 24, "by_layer": [{"norm_after": "sum"}], "final_norm": False},
-}
+"""Factors whose product is the fixed matrix; families are `DECODERS`."""
 
 MOST_RANKS: Final = 8
 LAYOUTS: Final = [
@@ -94,89 +83,22 @@ def matrix() -> Iterator[Case]:
             continue
         names = ("schedule", "precision", "gradients", "shard", "recompute", "sequence_parallel")
         train = {"chunks": SCHEDULES[cell["schedule"]].fewest_chunks, **{name: cell[name] for name in names}}
-        model = {**TINY, "tied": cell["head"] == "tied", **FAMILIES[cell["family"]]}
+        model = {"tied": cell["head"] == "tied", **DECODERS[cell["family"]]}
         layout = {axis: cell[axis] for axis in ("tp", "pp", "dp")}
         with suppress(ValidationError):
             yield Case(" ".join(f"{key}={value}" for key, value in cell.items()), _recipe(model, layout, train))
 
 
-def unlike_layers() -> Iterator[Case]:
-    """Decoders like those of a family each, in what it has beyond a GPT, and one of unlike layers."""
-    gemma = {"zero_centered_norm": True, "sandwich_norm": True, "mlp": "geglu", "attention_softcap": 5.0}
-    windows = {"by_layer": [{"window": 5}, {}], "logit_softcap": 3.0}
-    factors = {"attention_scale": 0.2, "logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
-    one_norm = {"positions": "rotary", "parallel_residual": True, "shared_norm": True, "out_bias": False}
-    rotary = {"positions": "rotary", "rotary_fraction": 0.5, "tied": False}
-    kinds: dict[str, dict[str, Any]] = {
-        "unlike layers": FAMILIES["llama"] | {"by_layer": [{}, {"window": 5, "rotary": False, "norm_after": True}]},
-        "gemma 2, granite": FAMILIES["llama"] | gemma | factors | windows,
-        "qwen 2": FAMILIES["llama"] | {"qkv_bias": True, "qk_norm": False, "kv_heads": 1, "tied": False},
-        "olmo": FAMILIES["llama"] | {"norm": "layer-no-weight", "qkv_clip": 0.5},
-        "olmo 2": FAMILIES["llama"] | {"by_layer": [{"norm_after": True}], "qk_norm": "full", "kv_heads": 1},
-        "stablelm 2": FAMILIES["llama"] | one_norm | {"norm": "layer", "qk_norm": "by-head"},
-        "bloom": FAMILIES["gpt"] | {"positions": "alibi", "embedding_norm": True},
-        "opt 350m": FAMILIES["opt"],
-        "pythia": rotary | {"mlp": "gelu", "parallel_residual": True},
-        "gpt-j": rotary | one_norm | {"head_bias": True},
-        "phi": rotary | one_norm | {"head_bias": True, "out_bias": True},
-    }
-    for name, settings in kinds.items():
-        yield Case(name, _recipe({**TINY, **settings}, {"tp": 2, "pp": 2}, {"recompute": "selective"}))
-
-
-def tuning() -> Iterator[Case]:
-    """Masked targets, with joined and with isolated documents, in each schedule and each kind of attention."""
-    gpt, llama, fp32 = FAMILIES["gpt"], FAMILIES["llama"] | {"kv_heads": 1}, {"precision": "fp32"}
-    windows = {"by_layer": [{"window": 3}, {}], "attention_softcap": 5.0}
-    kinds: list[tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = [
-        (gpt, {"tp": 2, "pp": 2}, {"recompute": "full"}),
-        (gpt, {"tp": 2, "pp": 3}, {"recompute": "selective", **fp32}),
-        (gpt, {"dp": 2}, {"recompute": "none", "micro_batch": 2}),
-        (llama, {"tp": 2, "dp": 2}, {"offload_activations": True, **fp32}),
-        (gpt | {"positions": "alibi"}, {"tp": 2, "pp": 2}, {"schedule": "zero-bubble", **fp32}),
-        (llama | windows, {"pp": 2, "dp": 2}, {"schedule": "interleaved", "chunks": 2}),
-    ]
-    for (family, layout, more), documents in itertools.product(kinds, ("joined", "isolated")):
-        recipe = _recipe({**TINY, "sequence": 24, **family}, layout, more, documents)
-        yield Case(f"{documents} {recipe.layout} {more}", recipe, masked=True)
-
-
-def context() -> Iterator[Case]:
-    """Ranks that share each sequence: with every other axis, kind of attention, recomputation and masked targets."""
-    gpt, llama, fp32 = FAMILIES["gpt"], FAMILIES["llama"], {"precision": "fp32"}
-    gemma = llama | {"by_layer": [{"window": 3}, {"window": 12}], "attention_softcap": 5.0, "tied": True}
-    untied = {"tied": False}
-    factors: dict[str, Any] = {
-        "factors": [1.0, 1.2, 2.0, 3.0],
-        "long_factors": [1.5, 4.0, 9.0, 20.0],
-        "original_sequence": 12,
-    }
-    phi = llama | untied | {"rotary_scaling": factors}
-    kinds: list[tuple[dict[str, Any], dict[str, int], dict[str, Any], str]] = [
-        (gpt, {"cp": 2}, {"recompute": "none", **fp32}, "joined"),
-        (phi, {"cp": 4}, {"recompute": "selective", **fp32}, "joined"),
-        (gpt, {"cp": 2, "tp": 2, "pp": 2}, {"recompute": "full", **fp32}, "joined"),
-        (llama, {"cp": 2, "tp": 2, "dp": 2}, {"recompute": "full", "precision": "bf16"}, "joined"),
-        (gpt | untied, {"cp": 4, "pp": 2}, {"recompute": "none", "precision": "bf16", "gradients": "bf16"}, "joined"),
-        (gemma, {"cp": 4}, {"recompute": "selective", "precision": "bf16"}, "joined"),
-        (gemma, {"cp": 2, "pp": 3}, {"recompute": "full", "schedule": "zero-bubble", **fp32}, "isolated"),
-        (gpt | {"positions": "alibi"}, {"cp": 2, "pp": 2}, {"micro_batch": 2, **fp32}, "joined"),
-        (gpt | {"positions": "alibi-bf16"}, {"cp": 2, "tp": 2}, fp32, "isolated"),
-        (phi, {"cp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2, **fp32}, "isolated"),
-        (llama, {"cp": 2, "dp": 2}, {"offload_activations": True, "sequence_parallel": False, **fp32}, "isolated"),
-        (llama, {"cp": 2, "tp": 4}, {"sequence_parallel": False, "recompute": "selective", **fp32}, "joined"),
-        (gpt | {"dropout": 0.1}, {"cp": 2, "tp": 2}, {"precision": "bf16"}, "joined"),
-        (FAMILIES["opt"], {"cp": 2, "dp": 2}, {"shard": "parameters", **fp32}, "isolated"),
-    ]
-    for number, (family, layout, more, documents) in enumerate(kinds):
-        recipe = _recipe({**TINY, **family}, layout, more, documents)
-        yield Case(f"context {recipe.layout} {more}", recipe, number % 2, masked=documents == "isolated")
-
-
-def long_sum() -> Case:
-    """256 bf16 micro-batches, whose gradients must not be summed in bf16: that would be too coarse."""
-    model = {**TINY, "layers": 2, "hidden": 16, "heads": 2, "sequence": 8, "tied": False}
-    return Case("256 micro-batches", _recipe(model, {}, {"batch": 256, "samples": 256, "recompute": "none"}))
+def listed() -> Iterator[Case]:
+    """The cases of ``cases.toml``: a decoder of merged `DECODERS`, a layout, settings of training, and documents."""
+    for row in _FIXED["cases"]:
+        model: dict[str, Any] = {}
+        for name in row["decoders"]:
+            model |= DECODERS[name]
+        for documents in row.get("documents", ["joined"]):
+            recipe = _recipe(model | row.get("model", {}), row.get("layout", {}), row["train"], documents)
+            name = f"{', '.join(row['decoders'])}: {documents} {recipe.layout} {row['train']}"
+            yield Case(name, recipe, row.get("steps_before", 0), masked=row.get("masked", False))
 
 
 def covering(cases: Sequence[Case], strength: int = 3) -> list[Case]:
@@ -324,6 +246,7 @@ def _recipe(
 ) -> Recipe:
     """The recipe of these settings. Raises ``ValidationError`` if they do not fit."""
     whole = {"batch": 8, "samples": 16, "lr": 3e-3, "decay": 256, "weight_decay": 0.5, **train}
-    sections = {"model": {"dropout": 0.0, "attention_dropout": 0.0, **model}, "layout": dict(layout)}
+    whole_model = {"dropout": 0.0, "attention_dropout": 0.0, **DECODERS["tiny"], **model}
+    sections = {"model": whole_model, "layout": dict(layout)}
     sections |= {"data": {"documents": documents}, "train": {"validation_samples": whole["batch"], **whole}}
     return Recipe.model_validate(sections, strict=False)

@@ -12,7 +12,7 @@ import torch
 
 from mtnlg_parallel.engine.build import engine_class
 
-from .cases import context, covering, draw, long_sum, matrix, tuning, unlike_layers
+from .cases import covering, draw, listed, matrix
 from .compare import Result, check
 
 if TYPE_CHECKING:
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 
 def fixed_cases(engine: str, strength: int = 3) -> list[Case]:
-    """The fixed matrix: supported cases that cover every combination of ``strength`` factors' values."""
+    """Those of ``cases.toml``, and of the matrix those that cover every combination of ``strength`` factors' values."""
     unsupported = engine_class(engine).unsupported
     return [
-        long_sum(),
-        *unlike_layers(),
-        *(case for case in (*tuning(), *context()) if not unsupported(case.recipe)),
+        *(case for case in listed() if not unsupported(case.recipe)),
         *covering([case for case in matrix() if not unsupported(case.recipe)], strength),
     ]
 
