@@ -19,7 +19,7 @@ from mtnlg_parallel.record.history import StepSeconds
 from mtnlg_parallel.record.metrics import FILE as METRICS
 from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.record.run_dir import RECIPE, SUMMARY
-from mtnlg_parallel.record.status import READ_BYTES, status, status_command, status_lines
+from mtnlg_parallel.record.status import READ_BYTES, status, status_command, status_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +70,7 @@ def test_a_running_run_has_progress_speed_and_an_expected_end(tmp_path: Path) ->
     assert facts["expected_end"] == BEGAN + 510 + 750 * 2
     assert facts["checkpoint"] == {"path": str(checkpoint), "step": 200, "time": BEGAN + 450}
     assert facts["goodput"]["share"] == pytest.approx(500 / 510)
-    text = "\n".join(status_lines(facts)).replace("\N{NARROW NO-BREAK SPACE}", " ")
+    text = status_text(facts).replace("\N{NARROW NO-BREAK SPACE}", " ")
     for words in (
         f"{out}: running\n",
         "on          tp=1,pp=1,dp=1, node-1, job 77",
@@ -108,7 +108,9 @@ def test_state_follows_last_event_and_heartbeat(  # noqa: PLR0917  (a table)
     facts = status(run_of(tmp_path, events, steps, 50), BEGAN + now)
     assert (facts["state"], facts["since"] - BEGAN, facts["detail"]) == (state, since, detail)
     assert (facts["expected_end"] is None) == (state != "running")
-    assert status_lines(facts)[0] == f"{tmp_path}: {state}" + ({"stopped": " ", "failed": ": "}.get(state, "") + detail)
+    assert status_text(facts).splitlines()[0] == f"{tmp_path}: {state}" + (
+        {"stopped": " ", "failed": ": "}.get(state, "") + detail
+    )
 
 
 def test_status_of_a_complete_run_ignores_later_events(tmp_path: Path) -> None:

@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from rich.table import Table
-
-from mtnlg_model.console import output
+from typing import TYPE_CHECKING, Any
 
 from .layout import Layout, stages
+from .text import print_text, render
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from .layout import Axis, Stage
+    from .layout import Stage
     from .recipe import Recipe
-
-SHOWN_GROUPS: Final = 4
-WIDTH: Final = 120
-"""Width of a table in characters if stdout is not a terminal."""
-
-
-def console() -> Console:
-    """Standard output, wide enough for a table if it is not a terminal."""
-    out = output(soft_wrap=True)
-    if not out.is_terminal:
-        out.width = WIDTH
-    return out
 
 
 def print_layout(recipe: Recipe) -> None:
     """Print stages and groups of ranks on stdout."""
-    layout, config, train = recipe.layout, recipe.model, recipe.train
-    out = console()
-    replicas = f"{layout.dp} replicas of {layout.world // layout.dp}"
-    out.print(f"{config.parameters:,} parameters over {layout}: {layout.world:,} ranks, {replicas}")
-    out.print(
-        f"batch {train.batch} = {layout.dp} replicas x {train.batch // recipe.batch_size.multiple} micro-batches of "
-        f"{train.micro_batch}; {recipe.steps:,} steps of {config.sequence} tokens per sample"
-    )
-    table = Table("stage", "ranks", "parts")
-    for name in ("parameters per rank", "share of the time"):
-        table.add_column(name, justify="right")
-    for stage in _cut(recipe):
-        first = layout.rank(tp=0, pp=stage.number % layout.pp, dp=0)
-        last = layout.replicas(layout.tp - 1, stage.number % layout.pp)[-1]
-        ranks = f"{first}" if first == last else f"{first}-{last}"
-        table.add_row(str(stage.number), ranks, _parts_text(stage), f"{stage.parameters:,}", f"{stage.cost:.1%}")
-    out.print(table)
-    roles: dict[Axis, str] = {"tp": "slice a layer", "dp": "share a stage's gradients", "pp": "pass activations on"}
-    roles["cp"] = "share a sequence"
-    for axis in layout.axes:
-        groups, role = layout.groups(axis), roles[axis]
-        texts = "  ".join(_abbreviate(group) for group in groups[:SHOWN_GROUPS])
-        more = f"  … {len(groups):,} groups" if len(groups) > SHOWN_GROUPS else ""
-        out.print(f"{axis}: ranks that {role}: {texts}{more}")
+    print_text(render("layout.txt", {"recipe": recipe, "cut": _cut(recipe)}, (abbreviated, parts, span)))
 
 
 def _cut(recipe: Recipe) -> tuple[Stage, ...]:
@@ -64,14 +24,19 @@ def _cut(recipe: Recipe) -> tuple[Stage, ...]:
     return stages(recipe.model, virtual, train.recompute)
 
 
-def _parts_text(stage: Stage) -> str:
-    first, last = stage.layers.start, stage.layers.stop - 1
-    layers = f"layers.{first}" if first == last else f"layers.{first}-{last}"
-    start = stage.parts.index(f"layers.{first}")
-    return ", ".join([*stage.parts[:start], layers, *stage.parts[start + len(stage.layers) :]])
+def span(first: int, end: int) -> str:
+    """Numbers from ``first`` up to ``end``, as text."""
+    return f"{first}-{end - 1}" if end > first + 1 else f"{first}"
 
 
-def _abbreviate(group: list[int]) -> str:
+def parts(stage: Stage) -> str:
+    """A stage's parts of the decoder, with a span for its layers."""
+    start, layers = stage.parts.index(f"layers.{stage.layers.start}"), stage.layers
+    named = f"layers.{span(layers.start, layers.stop)}"
+    return ", ".join([*stage.parts[:start], named, *stage.parts[start + len(layers) :]])
+
+
+def abbreviated(group: list[int]) -> str:
     """Ranks of a group in brackets; the first three and the last if there are more than eight."""
     ranks = group if len(group) <= 8 else [*group[:3], "…", group[-1]]
     return "[" + " ".join(map(str, ranks)) + "]"

@@ -16,6 +16,7 @@ from mtnlg_model.settings import override, validate
 from mtnlg_parallel.layout import MOST, Layout, layout_error, parse_count, parse_layout
 from mtnlg_parallel.recipe_file import load_recipe
 from mtnlg_parallel.schedules import DEFAULT, OURS, resolve_name
+from mtnlg_parallel.text import print_text
 from mtnlg_parallel.training.schedule import BatchSize, Ramp, parse_length
 
 from .cluster import load_cluster
@@ -300,10 +301,10 @@ def _print_one(run: Run, tokens: int, ramp: Ramp | None, html: Path | None, as_j
 
 
 def _show(planned: object, as_json: bool, template: str, **values: object) -> None:
-    """Print plans as JSON, or as a template of `page.print_text` shows them."""
+    """Print plans as JSON, or as a text template shows them."""
     if as_json:
         print_json(planned)
     else:
-        from .page import print_text  # noqa: PLC0415  (jinja2, as above)
+        from .page import text_of  # noqa: PLC0415  (as above)
 
-        print_text(template, planned=planned, **values)
+        print_text(text_of(template, planned=planned, **values))

@@ -10,12 +10,11 @@ from importlib.resources import files
 from math import floor, log10
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 from mtnlg_data.report.numbers import NARROW, count, duration, percent, short
-from mtnlg_model.console import output
 from mtnlg_model.files import write_text
+from mtnlg_parallel.text import render
 
 from .interval import interval_of
 from .memory import memory, memory_error
@@ -44,9 +43,9 @@ KINDS: Final = {
 """Kinds of memory on the page, and the fields of `memory.Memory` that each sums."""
 
 
-def print_text(template: str, **values: object) -> None:
-    """Print plans as a text template shows them."""
-    output(soft_wrap=True).print(_render(template, close=CLOSE, **values).rstrip())
+def text_of(template: str, **values: object) -> str:
+    """Plans as a text template shows them."""
+    return render(f"planner/{template}", {"close": CLOSE, **values}, FILTERS)
 
 
 def write_page(path: Path, planned: dict[str, Any], run: Run) -> None:
@@ -55,30 +54,18 @@ def write_page(path: Path, planned: dict[str, Any], run: Run) -> None:
     simulate(prediction.pipeline, run.orders(), events)
     this = FittingRun(run, prediction, planned["memory_bytes"])
     styles = "\n".join(files("mtnlg_data.report").joinpath(name).read_text("utf-8") for name in STYLES)
-    page = _render(
-        "plan.html",
-        planned=planned,
-        run=run,
-        gpu=run.cluster.gpu.name,
-        style=Markup(styles),  # noqa: S704  (ours)
-        events=events,
-        memory=_memory(run),
-        this=this,
-        best=[fitting for fitting in search(run, run.gpus, BEST).best if fitting.run != run],
-        version=version("mtnlg-parallel"),
-    )
-    write_text(path, page)
-
-
-def _render(template: str, **values: object) -> str:
-    environment = Environment(
-        loader=PackageLoader("mtnlg_parallel", "planner"),
-        autoescape=select_autoescape(),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters |= {each.__name__: each for each in FILTERS}
-    return environment.get_template(template).render(values)
+    values = {
+        "planned": planned,
+        "run": run,
+        "gpu": run.cluster.gpu.name,
+        "style": Markup(styles),  # noqa: S704  (ours)
+        "events": events,
+        "memory": _memory(run),
+        "this": this,
+        "best": [fitting for fitting in search(run, run.gpus, BEST).best if fitting.run != run],
+        "version": version("mtnlg-parallel"),
+    }
+    write_text(path, render("planner/plan.html", values, FILTERS))
 
 
 def _memory(run: Run) -> dict[str, Any]:
@@ -127,17 +114,7 @@ def time(days: float) -> str:
     return f"{days:.1f} days" if days >= 0.1 else duration(days * DAY).replace(NARROW, " ")
 
 
-def table(text: str, left: int) -> str:
-    """Align the cells of rows, which `` | `` separates: ``left`` columns to the left, figures to the right."""
-    rows = [[cell.strip() for cell in line.split(" |")] for line in text.strip().split("\n")]
-    columns = [
-        [f"{cell:{'<' if number < left else '>'}{max(map(len, column))}}  " for cell in column]
-        for number, column in enumerate(zip(*rows, strict=True))
-    ]
-    return "".join(f"{''.join(row)}\n" for row in zip(*columns, strict=True))
-
-
 FILTERS: Final = (
     *(count, days_at_full_batch, gpus_of, heading, in_words, interval_of),
-    *(percent, short, table, three_digits, time),
+    *(percent, short, three_digits, time),
 )

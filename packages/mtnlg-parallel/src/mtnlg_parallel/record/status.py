@@ -21,6 +21,7 @@ import typer
 from mtnlg_data.report.numbers import NARROW, duration
 from mtnlg_model.checkpoint.manifest import MANIFEST, list_checkpoints
 from mtnlg_model.console import print_json
+from mtnlg_parallel.text import render
 
 from . import metrics
 from .history import StepSeconds, account, number, read_events
@@ -60,8 +61,7 @@ def status_command(
     if as_json:
         print_json(facts)
     else:
-        for line in status_lines(facts):
-            typer.echo("".join(c if c.isprintable() or c == NARROW else " " for c in line))  # other nodes write reasons
+        typer.echo(status_text(facts).rstrip())
 
 
 def status(out: Path, now: float | None = None) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _state(out: Path, recipe: Recipe, events: Sequence[dict[str, Any]], recent: 
         signal = int(number(last, "signal"))
         return State("stopped", since, f"by {Signals(signal).name}" if signal in list(Signals) else "")
     if name == "failed":
-        return State("failed", since, _cause(last))
+        return State("failed", since, cause(last))
     sign_of_life = max(since, _written(out / metrics.FILE))
     trained = bool(recent) and name != "start" and recent[-1]["step"] > number(last, "step")
     if trained:
@@ -151,63 +151,26 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def status_lines(facts: dict[str, Any]) -> list[str]:
-    """`status` as lines of text."""
-    now, word, checkpoint = facts["now"], facts["state"], facts["checkpoint"]
-    detail = f" {facts['detail']}" if word == "stopped" else f": {facts['detail']}" if facts["detail"] else ""
-    place = [facts["layout"], facts["host"], facts["job"] and f"job {facts['job']}"]
-    share = f" ({facts['step'] / facts['steps']:.1%})" if facts["steps"] else ""
-    passes = f", {facts['corpus_passes']:.3g} passes over the corpus" if facts["corpus_passes"] else ""
-    rows = {
-        "since": _moment(facts["since"], now),
-        "on": ", ".join(str(each) for each in place if each),
-        "step": f"{facts['step']:,} of {facts['steps']:,}{share}, {facts['tokens']:,} tokens{passes}",
-    }
-    if facts["step"]:
-        loss = "not finite" if facts["loss"] is None else f"{facts['loss']:.4f}"
-        rows["loss"] = loss + ("" if facts["validation_loss"] is None else f", {facts['validation_loss']:.4f} held out")
-        if last := facts["last_skip"]:
-            rows["skipped"] = f"{facts['skipped']} steps, the last {last['step']:,}: {last['skip_reason']}"
-        mfu = "" if facts["mfu"] is None else f", MFU {facts['mfu']:.1%}"
-        pace = f"{facts['tokens_per_second']:,.0f} tokens/s, {facts['step_seconds']:.3g} s per step{mfu}"
-        rows |= {"speed": f"{pace}, over the last {min(RECENT_STEPS, facts['step'])} steps", "slow": facts["slow_rank"]}
-    if end := facts["expected_end"]:
-        rows["ends"] = f"{_clock(end)} at this pace, in {duration(max(0.0, end - now))}"
-    rows["checkpoint"] = f"step {checkpoint['step']}, {_moment(checkpoint['time'], now)}" if checkpoint else "none yet"
-    lines = [f"{label:<12}{text}" for label, text in rows.items() if text]
-    return [f"{facts['out']}: {word}{detail}", *lines, *_goodput_lines(facts["goodput"])]
+def status_text(facts: dict[str, Any]) -> str:
+    """`status` as text; other nodes write reasons, whose control characters become spaces."""
+    most = {"recent_steps": RECENT_STEPS, "most_restarts": MAX_RESTARTS_SHOWN}
+    return render("record/status.txt", facts | most, (cause, clock, duration, moment), _printable)
 
 
-def _goodput_lines(goodput: dict[str, Any]) -> list[str]:
-    running = goodput["wall"] - goodput["waiting"]
-    if goodput["share"] is None:
-        return []
-    parts = ("checkpoint", "validation", "lost", "restart", "startup", "other")
-    spent = ", ".join(f"{name} {goodput[name] / running:.1%}" for name in parts if goodput[name] >= 0.0005 * running)
-    lost = f", {goodput['lost_steps']} steps lost" if goodput["lost_steps"] else ""
-    clock = "; the clock was set back, so some seconds are missing" if goodput["clock_stepped_back"] else ""
-    lines = [f"goodput     {goodput['share']:.1%} of {duration(running)}; {spent}{lost}{clock}"]
-    restarts = goodput["restarts"]
-    if restarts:
-        lines.append(
-            f"restarts    {len(restarts)}"
-            + (f", the last {MAX_RESTARTS_SHOWN}:" if len(restarts) > MAX_RESTARTS_SHOWN else "")
-        )
-    for restart in restarts[-MAX_RESTARTS_SHOWN:]:
-        source = f" from {restart['source']}" if restart["source"] else ""
-        lost = f", {restart['lost_steps']} steps lost" if restart["lost_steps"] else ""
-        what = f"step {restart['step']:,}{source} after {duration(restart['seconds'])}{lost}"
-        lines.append(f"  {_clock(restart['time'])}  {what}: {_cause(restart)}")
-    return lines
+def _printable(value: object) -> str:
+    return "".join(c if c.isprintable() or c == NARROW else " " for c in str(value))
 
 
-def _cause(failure: dict[str, Any]) -> str:
+def cause(failure: dict[str, Any]) -> str:
+    """Reason and node of a failure or a restart."""
     return " on ".join(str(failure[key]) for key in ("reason", "node") if failure.get(key))
 
 
-def _moment(then: float, now: float) -> str:
-    return f"{_clock(then)}, {duration(max(0.0, now - then))} ago"
+def moment(then: float, now: float) -> str:
+    """A time, and how long ago it was."""
+    return f"{clock(then)}, {duration(max(0.0, now - then))} ago"
 
 
-def _clock(moment: float) -> str:
-    return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def clock(then: float) -> str:
+    """A time by this machine's clock."""
+    return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S")
