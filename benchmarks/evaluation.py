@@ -49,7 +49,6 @@ from mtnlg_eval.tasks.shots import sample_rows
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.decoder import Decoder
 from record import gpu, ratios, run, spread, time_rounds
@@ -205,8 +204,7 @@ def open_models(gpt2: Path, folder: Path, threads: int) -> tuple[Checkpoint, HFL
     silence_lm_eval()
     torch.set_num_threads(threads)
     checkpoint = write_checkpoint(gpt2, folder / "model")
-    with progress("export", len(checkpoint.names), "tensors") as advance:
-        export_huggingface(checkpoint, folder / "hf", advance)
+    export_huggingface(checkpoint, folder / "hf")
     dtype = str(DTYPE).removeprefix("torch.")
     return checkpoint, HFLM(pretrained=str(folder / "hf"), device=DEVICE, dtype=dtype, batch_size=32 if GPU else 8)
 

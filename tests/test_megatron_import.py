@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_tensor_of_two_tensor_parallel_ranks_is_imported(run: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     Tokenizer(models.BPE()).save(str(tokenizer))
-    assert import_torch_dist(run / "iter_0000010", tmp_path / "ours", tokenizer, lambda *_: None) == CONFIG
+    assert import_torch_dist(run / "iter_0000010", tmp_path / "ours", tokenizer) == CONFIG
     checkpoint = Checkpoint.open(tmp_path / "ours")
     checkpoint.verify()
     first, second = (load_file(run / f"rank-{rank}.safetensors") for rank in range(2))

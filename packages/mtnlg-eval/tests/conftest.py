@@ -20,7 +20,6 @@ from mtnlg_eval.tasks.shots import ANY_SHOT
 from mtnlg_model.checkpoint.manifest import Layout, Progress
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import progress
 from mtnlg_model.convert.huggingface import export_huggingface
 from mtnlg_model.decoder import Decoder
 
@@ -148,8 +147,7 @@ def save_random_decoder(folder: Path, tokenizer: Path, seed: int, step: int) -> 
 @pytest.fixture
 def hf(checkpoint: Checkpoint, tmp_path: Path) -> Path:
     """The model as a Hugging Face folder."""
-    with progress("export", 1) as advance:
-        export_huggingface(checkpoint, tmp_path / "hf", advance)
+    export_huggingface(checkpoint, tmp_path / "hf")
     return tmp_path / "hf"
 
 

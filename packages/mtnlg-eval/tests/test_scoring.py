@@ -25,7 +25,7 @@ from mtnlg_eval.tasks.paper_task import paper_task
 from mtnlg_eval.tasks.rows import ROWS
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.config import ModelConfig
-from mtnlg_model.console import Failure, progress
+from mtnlg_model.console import Failure
 from mtnlg_model.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ def hf_backend(checkpoint: Checkpoint, folder: Path) -> TemplateLM:
 
     from mtnlg_model.convert.huggingface import export_huggingface
 
-    with progress("export", 1) as advance:
-        export_huggingface(checkpoint, folder, advance)
+    export_huggingface(checkpoint, folder)
     return HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=3)
 
 

@@ -40,7 +40,7 @@ def torch_file(data: bytes) -> None:
                 file = TorchFile(path)
                 assert file.tensor(value).shape == torch.Size(value.shape)
     with suppress(Failure):
-        import_deepspeed(path.parent, scratch("out"), NOT_THERE, _ignore, arguments={"num_attention_heads": 2})
+        import_deepspeed(path.parent, scratch("out"), NOT_THERE, arguments={"num_attention_heads": 2})
 
 
 def torch_dist(data: bytes) -> None:
@@ -54,7 +54,7 @@ def torch_dist(data: bytes) -> None:
         archive.writestr("x/data.pkl", arguments)
     for given in ({"num_attention_heads": 2}, None):
         with suppress(Failure):
-            import_torch_dist(folder, scratch("out"), NOT_THERE, _ignore, arguments=given)
+            import_torch_dist(folder, scratch("out"), NOT_THERE, arguments=given)
 
 
 def safetensors(data: bytes) -> None:
@@ -102,11 +102,7 @@ def config(data: bytes) -> None:
         shapes = read_config(folder).outer_shapes()
         assert all(size > 0 for shape in shapes.values() for size in shape)
     with suppress(Failure):
-        import_huggingface(folder, scratch("out"), _ignore)
-
-
-def _ignore(n: int, note: str = "") -> None:
-    del n, note
+        import_huggingface(folder, scratch("out"))
 
 
 TARGETS = {

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mtnlg_model.checkpoint.chat_files import sampling_defaults
 from mtnlg_model.checkpoint.manifest import read_manifest, resolve_checkpoint
-from mtnlg_model.convert.config_json import read_config, read_family, read_object
+from mtnlg_model.convert.config_json import read_config, read_object
 
 from .config import STATE_BYTES_PER_PARAMETER, ModelConfig
 from .console import UsageFailure, application, output, print_json, print_text, progress, run, say
@@ -213,8 +213,7 @@ def export(
     from mtnlg_model.convert.huggingface import export_huggingface  # noqa: PLC0415  (torch)
 
     opened = Checkpoint.open(checkpoint)
-    with progress("export", len(opened.names), "tensors") as advance:
-        model = export_huggingface(opened, folder, advance, family=family)
+    model = export_huggingface(opened, folder, family=family)
     say(f"{folder}: {model}, {opened.config.parameters:,} parameters")
 
 
@@ -257,17 +256,12 @@ def import_(  # noqa: PLR0917  (typer passes options by name)
         _refuse(folder, kind, of_hugging_face)
         if tokenizer is None:
             raise UsageFailure(f"{folder}: {kind} has no tokenizer; give --tokenizer FILE")
-        parts = torch_dist.count_chunks(folder) if is_megatron else deepspeed.count_files(folder)
         read = torch_dist.import_torch_dist if is_megatron else deepspeed.import_deepspeed
-        with progress("import", parts, "chunks" if is_megatron else "files") as advance:
-            arguments = read_object(config) if config else None
-            imported = read(folder, checkpoint, tokenizer, advance, arguments=arguments)
+        imported = read(folder, checkpoint, tokenizer, arguments=read_object(config) if config else None)
     else:
         _refuse(folder, "a Hugging Face folder", {"config": config})
-        _, imported = read_family(folder, vocabulary_multiple, sequence, family)
         options: dict[str, Any] = {"sequence": sequence, "family": family, "tokenizer": tokenizer}
-        with progress("import", imported.tensor_count, "tensors") as advance:
-            import_huggingface(folder, checkpoint, advance, vocabulary_multiple=vocabulary_multiple, **options)
+        imported = import_huggingface(folder, checkpoint, vocabulary_multiple=vocabulary_multiple, **options)
     say(f"{checkpoint}: {imported.parameters:,} parameters")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, progress
 
 from .megatron import config_of
 from .output import new_checkpoint
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mtnlg_model.config import ModelConfig
-    from mtnlg_model.console import Advance
 
 ARGUMENTS: Final = "mp_rank_00_model_states.pt"
 _FILE = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
@@ -48,22 +47,17 @@ def is_deepspeed(folder: Path) -> bool:
 
 
 def import_deepspeed(
-    folder: Path,
-    target: Path,
-    tokenizer: Path,
-    advance: Advance | None = None,
-    *,
-    arguments: Mapping[str, Any] | None = None,
+    folder: Path, target: Path, tokenizer: Path, *, arguments: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-    """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time; ``advance(1)`` per file.
+    """Write the layers in ``folder`` as the checkpoint ``target``, one tensor at a time.
 
     ``arguments`` are the run's, by default those in `ARGUMENTS`. Raises ``Failure`` if a file is missing, has a tensor
     that this decoder does not have, or contradicts another file.
     """
     files = _layer_files(folder)
     config, names = _read_config(folder, files, arguments)
-    shapes = config.parameter_shapes()
-    with new_checkpoint(target, config, tokenizer) as writer:
+    shapes, count = config.parameter_shapes(), sum(map(len, files.values()))
+    with new_checkpoint(target, config, tokenizer) as writer, progress("import", count, "files") as advance:
         for number, ranks in files.items():
             for rank, path in enumerate(ranks):
                 file = TorchFile(path)
@@ -80,14 +74,8 @@ def import_deepspeed(
                         starts = [rank * size if size < total else 0 for size, total in axes]
                         index = tuple(slice(start, start + size) for start, size in zip(starts, part, strict=True))
                         writer.add(name, whole, "weight", index, file.tensor(view))
-                if advance:
-                    advance(1)
+                advance(1)
     return config
-
-
-def count_files(folder: Path) -> int:
-    """Number of files that `import_deepspeed` reads."""
-    return sum(len(ranks) for ranks in _layer_files(folder).values())
 
 
 def _layer_files(folder: Path) -> dict[int, list[Path]]:

@@ -14,7 +14,7 @@ from mtnlg_model.checkpoint.chat_files import CONFIG, PartOfFile, own_file, read
 from mtnlg_model.checkpoint.manifest import TOKENIZER, parse_json
 from mtnlg_model.checkpoint.reader import Checkpoint, empty_decoder
 from mtnlg_model.checkpoint.tensor_file import DTYPES, TensorFile, TensorSpec, write_tensor_file
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, progress
 from mtnlg_model.files import read_small, write_json
 from mtnlg_model.local_paths import local_path
 from mtnlg_model.tokenizer import Tokenizer
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtnlg_model.config import ModelConfig
-    from mtnlg_model.console import Advance
     from mtnlg_model.decoder import Decoder
 
 IGNORED_SUFFIXES: Final = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".inv_freq")
@@ -42,10 +41,8 @@ class _Index(PartOfFile):
     weight_map: dict[str, str] = Field(min_length=1)
 
 
-def export_huggingface(
-    checkpoint: Checkpoint, folder: Path | str, advance: Advance | None = None, *, family: str | None = None
-) -> str:
-    """Export the weights to ``folder``, which must not exist; ``advance(1)`` per exported tensor.
+def export_huggingface(checkpoint: Checkpoint, folder: Path | str, *, family: str | None = None) -> str:
+    """Export the weights to ``folder``, which must not exist.
 
     Writes safetensors shards with their index, config.json and the tokenizer, which ``AutoModelForCausalLM`` and
     ``AutoTokenizer`` open; returns the name of the model's class. The family is the first of `families` that supports
@@ -67,12 +64,11 @@ def export_huggingface(
             converted.clear()
             group = groups[key]
             converted.update(to_theirs(definition, config, group[0], *(checkpoint.tensor(name) for name in group)))
-        if advance:
-            advance(1)
+        advance(1)
         return converted[key]
 
     shards = _split_into_shards(specs)
-    with new_folder(folder) as partial:
+    with new_folder(folder) as partial, progress("export", len(specs), "tensors") as advance:
         files = [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
         files = files if len(files) > 1 else [WEIGHTS]
         for file, shard in zip(files, shards, strict=True):
@@ -103,14 +99,13 @@ def export_huggingface(
 def import_huggingface(
     folder: Path | str,
     target: Path | str,
-    advance: Advance | None = None,
     *,
     vocabulary_multiple: int = 1,
     sequence: int | None = None,
     family: str | None = None,
     tokenizer: Path | str | None = None,
 ) -> ModelConfig:
-    """Import ``folder`` as the checkpoint ``target``, which must not exist; ``advance(1)`` per tensor.
+    """Import ``folder`` as the checkpoint ``target``, which must not exist.
 
     The vocabulary is padded to a multiple of ``vocabulary_multiple``; ``sequence`` limits the context, in tokens;
     ``family`` refers to a family that `families` does not name; ``tokenizer`` replaces the folder's tokenizer.json.
@@ -119,11 +114,13 @@ def import_huggingface(
     folder, target = Path(folder), local_path(target)
     weights = HuggingFaceWeights(folder, vocabulary_multiple, sequence, family)
     config, path = weights.config, Path(tokenizer) if tokenizer else weights.tokenizer_path
-    with new_checkpoint(target, config, path, folder) as writer:
+    with (
+        new_checkpoint(target, config, path, folder) as writer,
+        progress("import", config.tensor_count, "tensors") as advance,
+    ):
         for name, shape in config.parameter_shapes().items():
             writer.add(name, shape, "weight", None, weights.tensor(name))
-            if advance:
-                advance(1)
+            advance(1)
     return config
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mtnlg_model.checkpoint.boxes import lengths, volume
-from mtnlg_model.console import Failure
+from mtnlg_model.console import Failure, progress
 from mtnlg_model.files import read_small
 
 from . import pickle_reader
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from mtnlg_model.checkpoint.boxes import Box
     from mtnlg_model.config import ModelConfig
-    from mtnlg_model.console import Advance
 
 INDEX: Final = ".metadata"
 ARGUMENTS: Final = "common.pt"
@@ -79,22 +78,17 @@ def is_torch_dist(folder: Path) -> bool:
 
 
 def import_torch_dist(
-    folder: Path,
-    target: Path,
-    tokenizer: Path,
-    advance: Advance | None = None,
-    *,
-    arguments: Mapping[str, Any] | None = None,
+    folder: Path, target: Path, tokenizer: Path, *, arguments: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-    """Write the model in ``folder`` as the checkpoint ``target``, one chunk at a time; ``advance(1)`` per chunk.
+    """Write the model in ``folder`` as the checkpoint ``target``, one chunk at a time.
 
     ``arguments`` are the run's, by default those in common.pt. Raises ``Failure`` if the folder is damaged or its model
     is not a GPT of this decoder's architecture.
     """
     tensors = read_index(folder)
     config = _read_config(folder, tensors, arguments)
-    shapes = config.parameter_shapes()
-    with new_checkpoint(target, config, tokenizer) as writer:
+    shapes, count = config.parameter_shapes(), sum(len(tensor.chunks) for tensor in tensors.values())
+    with new_checkpoint(target, config, tokenizer) as writer, progress("import", count, "chunks") as advance:
         for key, tensor in tensors.items():
             for chunk in tensor.chunks:
                 data = _read_chunk(folder, key, chunk)
@@ -102,14 +96,8 @@ def import_torch_dist(
                     if name not in shapes:
                         raise Failure(f"{folder / INDEX}: {key}: not a tensor of this decoder")
                     writer.add(name, shapes[name], "weight", tuple(slice(*bounds) for bounds in box), piece)
-                if advance:
-                    advance(1)
+                advance(1)
     return config
-
-
-def count_chunks(folder: Path) -> int:
-    """Number of chunks that `import_torch_dist` reads."""
-    return sum(len(tensor.chunks) for tensor in read_index(folder).values())
 
 
 def read_index(folder: Path) -> dict[str, IndexedTensor]:
