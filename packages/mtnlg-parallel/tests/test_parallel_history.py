@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_runs import event, write_events, write_steps
 
 from mtnlg_parallel.record import history
-from mtnlg_parallel.record.history import Goodput, StepSeconds, account, append, goodput, read_events
+from mtnlg_parallel.record.history import Goodput, StepSeconds, append, goodput, read_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +38,7 @@ def steps(count: int, seconds: float = 1.0) -> StepSeconds:
 
 def booked(figures: Goodput) -> dict[str, float]:
     """The seconds that were no steps, and were some."""
-    names = ("lost", "restart", "startup", "other", "waiting")
-    return {name: seconds for name in names if (seconds := getattr(figures, name))}
+    return {name: seconds for name, seconds in [*figures.seconds.items()][3:] if seconds}
 
 
 CRASHED = [
@@ -95,17 +94,17 @@ WITHOUT_STOP = [event("start", 0.0), event("resumed", 0.0, step=0), event("resum
 def test_every_second_of_a_run_is_booked(
     run: list[Event], taken: int, seconds: dict[str, float], wall: float, reasons: list[str]
 ) -> None:
-    figures = account(run, steps(taken))
+    figures = Goodput(run, steps(taken))
     assert booked(figures) == seconds
-    assert figures.wall == wall
+    assert figures.facts()["wall"] == wall
     assert figures.share == (taken / (wall - seconds.get("waiting", 0)) if taken else None)
-    assert [restart.reason for restart in figures.restarts] == reasons
+    assert [restart["reason"] for restart in figures.restarts] == reasons
 
 
 def test_restart_reports_its_cost() -> None:
-    (restart,) = account(CRASHED, steps(100)).restarts
-    assert (restart.node, restart.source, restart.step) == ("n7", "memory", 20)
-    assert (restart.lost_steps, restart.seconds) == (5, 20.0)
+    (restart,) = Goodput(CRASHED, steps(100)).restarts
+    assert (restart["node"], restart["source"], restart["step"]) == ("n7", "memory", 20)
+    assert (restart["lost_steps"], restart["seconds"]) == (5, 20.0)
 
 
 def test_clock_stepping_back_is_reported_and_loses_no_time() -> None:
@@ -117,10 +116,10 @@ def test_clock_stepping_back_is_reported_and_loses_no_time() -> None:
         event("resumed", 50.0, step=10),
         event("stopped", 65.0, step=20),
     ]
-    figures = account(run, steps(20))
+    figures = Goodput(run, steps(20))
     assert figures.clock_stepped_back
     assert booked(figures) == {"startup": 10, "other": 2}
-    assert not account([event("start", 1.0), event("resumed", 1.0)], steps(0)).clock_stepped_back
+    assert not Goodput([event("start", 1.0), event("resumed", 1.0)], steps(0)).clock_stepped_back
 
 
 names = st.sampled_from(["start", "resumed", "stopped", "failed"])
@@ -132,7 +131,7 @@ def test_seconds_and_goodput_are_never_negative(drawn: list[tuple[str, float, in
     if in_order:
         drawn.sort(key=lambda entry: entry[1])
     run = [event(name, time, step=step, lost_steps=1, lost_seconds=lost) for name, time, step, lost in drawn]
-    figures = account(run, steps(25))
+    figures = Goodput(run, steps(25))
     assert all(seconds >= 0 for seconds in booked(figures).values())
     assert figures.share is not None
     assert 0 < figures.share <= 1

@@ -26,7 +26,6 @@ import os
 import time
 from array import array
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mtnlg_model.files import file_lines, open_to_update
@@ -75,56 +74,6 @@ def number(event: dict[str, Any], key: str, default: float = 0.0) -> float:
     """The number under ``key`` in an event; ``default`` if it is missing or not finite."""
     value = event.get(key)
     return value if isinstance(value, int | float) and math.isfinite(value) else default
-
-
-@dataclass(frozen=True)
-class Restart:
-    """A resumption after a failure: time, step and source, steps and seconds lost, ``seconds`` of downtime, reason."""
-
-    time: float
-    step: int
-    source: str
-    lost_steps: int
-    lost_seconds: float
-    seconds: float
-    reason: str
-    node: str
-
-
-@dataclass(frozen=True)
-class Goodput:
-    """Where the wall time of a run went, in seconds, and its restarts.
-
-    ``clock_stepped_back``: an event is older than the previous one, so some seconds are missing.
-    """
-
-    useful: float
-    checkpoint: float
-    validation: float
-    lost: float
-    restart: float
-    startup: float
-    other: float
-    waiting: float
-    lost_steps: int
-    restarts: tuple[Restart, ...]
-    clock_stepped_back: bool
-
-    @property
-    def wall(self) -> float:
-        """Seconds since the first start, as far as the files show."""
-        trained = self.useful + self.checkpoint + self.validation + self.lost
-        return trained + self.restart + self.startup + self.other + self.waiting
-
-    @property
-    def share(self) -> float | None:
-        """Goodput; None before the first step."""
-        running = self.wall - self.waiting
-        return self.useful / running if self.useful and running else None
-
-    def facts(self) -> dict[str, Any]:
-        """All figures, for JSON."""
-        return {"share": self.share, "wall": self.wall, **asdict(self)}
 
 
 TOTALS = ("useful", "checkpoint", "validation", "skipped", "last_skip", "validation_loss")
@@ -177,65 +126,55 @@ class StepSeconds:
         return max(0.0, (self._seconds[last - 1] if last else 0.0) - (self._seconds[first - 1] if first else 0.0))
 
 
-def goodput(out: Path) -> Goodput:
-    """Where the wall time of the run in ``out`` went, up to its last event or step."""
-    return account(read_events(out), StepSeconds(read_steps(out)))
-
-
-def account(events: Iterable[dict[str, Any]], steps: StepSeconds) -> Goodput:
-    """`goodput` from events and steps that have already been read."""
-    ledger = _Ledger(steps)
-    for event in events:
-        ledger.enter(event)
-    ledger.close()
-    return Goodput(
-        useful=steps.useful,
-        checkpoint=steps.checkpoint,
-        validation=steps.validation,
-        **ledger.seconds,
-        lost_steps=ledger.lost_steps,
-        restarts=tuple(ledger.restarts),
-        clock_stepped_back=ledger.stepped_back,
-    )
-
-
-class RunningGoodput:
-    """Goodput of the run in ``out`` while it trains, from its files at the start and each step since."""
-
-    def __init__(self, out: Path) -> None:
-        self.taken = StepSeconds(read_steps(out))
-        before = account(read_events(out), self.taken)
-        self._running = before.wall - before.waiting
-
-    def after(self, step: Step) -> float:
-        """Goodput once this step has ended."""
-        self.taken.add(step)
-        self._running += step["seconds"]
-        return self.taken.useful / self._running
-
-
-class _Ledger:
-    """Takes the events in order and books the seconds between them.
+class Goodput:
+    """Where the wall time of a run went: ``seconds`` by what they were spent on, and restarts, each with its downtime.
 
     A stretch of training begins with `resumed`. It is booked at the next `resumed`, whose event says how much of the
-    stretch was lost.
+    stretch was lost. ``clock_stepped_back``: an event is older than the previous one, so some seconds are missing.
     """
 
-    def __init__(self, steps: StepSeconds) -> None:
-        self.seconds = dict.fromkeys(("lost", "restart", "startup", "other", "waiting"), 0.0)
-        self.lost_steps, self.stepped_back = 0, False
-        self.restarts: list[Restart] = []
+    def __init__(self, events: Iterable[dict[str, Any]], steps: StepSeconds) -> None:
+        self.seconds = {"useful": steps.useful, "checkpoint": steps.checkpoint, "validation": steps.validation}
+        self.seconds |= dict.fromkeys(("lost", "restart", "startup", "other", "waiting"), 0.0)
+        self.lost_steps, self.clock_stepped_back = 0, False
+        self.restarts: list[dict[str, Any]] = []
         self._steps = steps
         self._stretch: dict[str, Any] | None = None  # the `resumed` that began it
         self._stopped: dict[str, Any] | None = None  # the clean stop that ended it
         self._failed: dict[str, Any] = {}  # the failure that ended it
         self._down_since: float | None = None  # since this start: the first, or the one after a clean stop
-        self._last: dict[str, Any] = {"event": "", "time": -math.inf}
+        last: dict[str, Any] = {"event": "", "time": -math.inf}
+        for event in events:
+            self.clock_stepped_back |= event["time"] < last["time"]
+            self._enter(event)
+            last = event
+        end = self._end_of_stretch(math.inf, 0.0)
+        if last["event"] in {"start", "failed"}:
+            self._book_down_time(last["time"], end, bool(self._failed))
 
-    def enter(self, event: dict[str, Any]) -> None:
-        """Book the next event."""
+    @property
+    def running(self) -> float:
+        """Seconds since the first start, as far as the files show, but those between a clean stop and a start."""
+        return sum(self.seconds.values()) - self.seconds["waiting"]
+
+    @property
+    def share(self) -> float | None:
+        """Goodput; None before the first step."""
+        return self.seconds["useful"] / self.running if self.seconds["useful"] and self.running else None
+
+    def facts(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {
+            "share": self.share,
+            "wall": sum(self.seconds.values()),
+            **self.seconds,
+            "lost_steps": self.lost_steps,
+            "restarts": self.restarts,
+            "clock_stepped_back": self.clock_stepped_back,
+        }
+
+    def _enter(self, event: dict[str, Any]) -> None:
         now = event["time"]
-        self.stepped_back |= now < self._last["time"]
         match event["event"]:
             case "start" if self._down_since is None and (self._stopped or not self._stretch):
                 self.seconds["waiting"] += max(0.0, now - self._stopped["time"]) if self._stopped else 0.0
@@ -248,7 +187,6 @@ class _Ledger:
                 self._stopped = event
             case "failed":
                 self._failed = event
-        self._last = event
 
     def _resume(self, event: dict[str, Any]) -> None:
         step, lost = int(number(event, "step")), max(0.0, number(event, "lost_seconds"))
@@ -258,9 +196,10 @@ class _Ledger:
         self.seconds["lost"] += lost
         self.lost_steps += lost_steps
         if after_failure:
-            reason, node = (str(self._failed.get(key) or "") for key in ("reason", "node"))
-            source = str(event.get("source") or "")
-            self.restarts.append(Restart(event["time"], step, source, lost_steps, lost, down, reason, node))
+            restart = {"time": event["time"], "step": step, "source": str(event.get("source") or "")}
+            restart |= {"lost_steps": lost_steps, "lost_seconds": lost, "seconds": down}
+            restart |= {key: str(self._failed.get(key) or "") for key in ("reason", "node")}
+            self.restarts.append(restart)
         self._stretch, self._stopped, self._failed, self._down_since = event, None, {}, None
 
     def _end_of_stretch(self, step: float, lost: float) -> float:
@@ -279,8 +218,21 @@ class _Ledger:
         self.seconds["restart" if after_failure else "startup"] += down
         return down
 
-    def close(self) -> None:
-        """Book the time after the last `resumed`."""
-        end = self._end_of_stretch(math.inf, 0.0)
-        if self._last["event"] in {"start", "failed"}:
-            self._book_down_time(self._last["time"], end, bool(self._failed))
+
+def goodput(out: Path) -> Goodput:
+    """Where the wall time of the run in ``out`` went, up to its last event or step."""
+    return Goodput(read_events(out), StepSeconds(read_steps(out)))
+
+
+class RunningGoodput:
+    """Goodput of the run in ``out`` while it trains, from its files at the start and each step since."""
+
+    def __init__(self, out: Path) -> None:
+        self.taken = StepSeconds(read_steps(out))
+        self._running = Goodput(read_events(out), self.taken).running
+
+    def after(self, step: Step) -> float:
+        """Goodput once this step has ended."""
+        self.taken.add(step)
+        self._running += step["seconds"]
+        return self.taken.useful / self._running

@@ -28,7 +28,7 @@ from mtnlg_parallel.layout import Layout, stages
 from mtnlg_parallel.recipe_file import read_recipe
 
 from . import history, metrics
-from .history import StepSeconds, account, read_events
+from .history import Goodput, StepSeconds, read_events
 from .trackers import TENSORBOARD, WANDB, WANDB_ID
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def summarize(out: Path, recipe: Recipe, progress: Progress) -> dict[str, Any]:
         "seconds": seconds,
         "checkpoint_seconds": taken.checkpoint,
         "validation_seconds": taken.validation,
-        "goodput": account(events, taken).facts(),
+        "goodput": Goodput(events, taken).facts(),
         "tokens_per_second": progress.tokens / seconds if seconds else 0.0,
         "versions": {name: version(name) for name in LIBRARIES if find_spec(name.partition("-")[0])},
         "stream": progress.stream,

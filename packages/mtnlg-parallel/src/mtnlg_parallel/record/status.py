@@ -24,7 +24,7 @@ from mtnlg_model.console import print_json
 from mtnlg_parallel.text import render
 
 from . import metrics
-from .history import StepSeconds, account, number, read_events
+from .history import Goodput, StepSeconds, number, read_events
 from .run_dir import CHECKPOINTS, RECIPE, SUMMARY, corpus_passes, run_recipe
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def status(out: Path, now: float | None = None) -> dict[str, Any]:
         "corpus_passes": corpus_passes(events, progress["samples"]),
         "expected_end": end,
         "checkpoint": _newest_checkpoint(out),
-        "goodput": account(events, seconds).facts(),
+        "goodput": Goodput(events, seconds).facts(),
     }
 
 
