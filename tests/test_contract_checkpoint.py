@@ -164,7 +164,8 @@ def test_digest_depends_only_on_weights(
     implementation: ModuleType, tensors: Tensors, write: Write, tmp_path: Path
 ) -> None:
     one = implementation.Checkpoint.open(write(tmp_path / "1", tensors))
-    same = implementation.Checkpoint.open(write(tmp_path / "2", tensors))
+    moved = {key: tensor if key[1] == "weight" else tensor + 1 for key, tensor in tensors.items()}
+    same = implementation.Checkpoint.open(write(tmp_path / "2", moved))
     changed = {key: tensor.clone() for key, tensor in tensors.items()}
     changed["final_norm.bias", "weight"][0] += 1
     other = implementation.Checkpoint.open(write(tmp_path / "3", changed))

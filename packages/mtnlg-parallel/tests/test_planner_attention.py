@@ -42,24 +42,6 @@ def test_attention_takes_the_published_time(name: str, native: bool, row: int, m
     assert operations / seconds / 1e12 == pytest.approx(measured, rel=0.08)
 
 
-@pytest.mark.parametrize(("heads", "native"), [(32, True), (16, False)])
-def test_attention_kernels_for_narrow_heads(heads: int, native: bool) -> None:
-    run = Run(SMALL.model_copy(update={"heads": heads}), Layout(), 1, cluster=H100)
-    plain = CORE.model_copy(update={"native_attention": False})
-    times = [attention(run._replace(software=program), False).products for program in (CORE, plain)]
-    assert (times[0] < times[1]) is native
-
-
-@pytest.mark.parametrize(("native", "share"), [(False, 0.86), (True, 0.68)])
-def test_dropout_slows_attention_as_measured(native: bool, share: float) -> None:
-    program = CORE.model_copy(update={"native_attention": native})
-    models = SMALL, SMALL.model_copy(update={"attention_dropout": 0.1})
-    plain, dropped = (
-        attention(Run(each, Layout(), 1, cluster=H100, software=program), False).products for each in models
-    )
-    assert plain / dropped == pytest.approx(share)
-
-
 def test_a_clock_slows_products_and_attention_but_not_memory() -> None:
     slow = changed(DGX, "measured", clock=DGX.measured.clock / 2)
     run = Run(SMALL, Layout(tp=2), 4, software=CORE)
@@ -75,42 +57,6 @@ def test_ring_attention_costs_only_exposed_sends() -> None:
     cost = attention(run._replace(cluster=slow), False)
     sent = 0.75 * 2 * 2 * 32768 * SMALL.hidden / (slow.node.link_bandwidth * slow.measured.link)
     assert cost.collectives + cost.products == pytest.approx(sent, rel=1e-3)
-
-
-def test_torchtitan_ring_merges_in_fp32() -> None:
-    """41 bytes an element and block forward, 58 backward; of 32 heads of queries, not of 8 of keys and values."""
-    program = load_software("torchtitan")
-    run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(cp=4), 1, cluster=H100, software=program)
-    both = run, run._replace(software=program.model_copy(update={"eager": False}))
-    for backward, size in ((False, 41), (True, 58)):
-        merged, plain = (attention(each, backward) for each in both)
-        seconds = size * 4 * run.elements / (H100.gpu.memory_bandwidth * H100.measured.memory)
-        assert merged.memory - plain.memory == pytest.approx(seconds + 40 * H100.measured.kernel_seconds)
-    slow = changed(H100, "node", link_bandwidth=1e8)
-    costs = [attention(each._replace(cluster=slow), False) for each in both]
-    sent = [cost.products + cost.collectives for cost in costs]
-    assert sent[0] / sent[1] == pytest.approx(4, rel=1e-2)
-
-
-def test_our_ring_sends_gradients_in_fp32_and_merges() -> None:
-    run = Run(SMALL.model_copy(update={"kv_heads": 8}), Layout(cp=4), 1, cluster=H100)
-    slow = run._replace(cluster=changed(H100, "node", link_bandwidth=1e8))
-    costs = [attention(slow, backward) for backward in (False, True)]
-    sent = [cost.products + cost.collectives for cost in costs]
-    assert sent[1] / sent[0] == pytest.approx(3, rel=1e-2)
-    ours, theirs = attention(run, True), attention(run._replace(software=CORE), True)
-    assert ours.memory > theirs.memory
-    assert ours.products > theirs.products
-
-
-@pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
-def test_8_bit_product_gathers_8_bit_inputs(name: str) -> None:
-    """Two of a pass's four collectives, and the two inputs that backward gathers again, move half of their bytes."""
-    program = load_software(name).model_copy(update={"overlap_tensor": False, "overlap_forward": False})
-    run = Run(SMALL, Layout(tp=2), 8, 1, "none", sequence_parallel=True, cluster=H100, software=program)
-    narrow, plain = (layer_cost.layer(run._replace(precision=each)) for each in ("fp8", "bf16"))
-    assert narrow.forward.collectives / plain.forward.collectives == pytest.approx(1.5 / 2)
-    assert narrow.backward.collectives / plain.backward.collectives == pytest.approx(2 / 3)
 
 
 def test_documents_shorten_the_rows_of_attention() -> None:

@@ -12,7 +12,7 @@ from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.costs.activations import layer_bytes
 from mtnlg_parallel.planner.memory import fullest_stage, memory, memory_error
-from mtnlg_parallel.planner.programs import ENGINES, load_software
+from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import RECOMPUTE, Run, run_error
 from mtnlg_parallel.planner.search import search
 from mtnlg_parallel.schedules import schedule_names
@@ -97,21 +97,6 @@ def test_deferred_weight_gradients_keep_their_inputs(chunks: int) -> None:
     assert one == pytest.approx(each / 4)
 
 
-@pytest.mark.parametrize("program", ["megatron-core", *ENGINES.values()])
-def test_recomputed_attention_keeps_nothing_in_8_bits(program: str) -> None:
-    """In 16 bits its result is what the projection reads; in 8 bits that is kept apart, a byte an element."""
-    run = Run(shape(16, 2048, 16), Layout(), 16, precision="fp8", software=load_software(program))
-    whole, selective = (layer_bytes(run, recompute) for recompute in ("none", "selective"))
-    assert whole - selective == 2 * run.elements
-
-
-def test_our_engines_keep_no_gradients_in_bf16() -> None:
-    run = Run(shape(16, 2048, 16), Layout(tp=2, pp=2, dp=4), 16)
-    for name, times in (*((name, 2) for name in ENGINES.values()), ("megatron-deepspeed", 3)):
-        stage = memory(run._replace(software=load_software(name)))[0]
-        assert stage.gradients == times * stage.weights
-
-
 @pytest.mark.parametrize(("model", "batch"), [(shape(6, 4096, 32), 12), (shape(4, 12288, 96), 6)], ids=["free", "full"])
 def test_search_is_within_two_percent_of_the_best(model: ModelConfig, batch: int) -> None:
     """All: every layout of up to four GPUs, micro-batch, recomputation, number of chunks, schedule and switch."""
@@ -147,69 +132,6 @@ def test_uneven_chunks_keep_activations_of_layers_in_flight(layers: int, pp: int
             cut[action.chunk * pp + stage] * (1 if action.kind == "forward" else -1) for action in order
         )
         assert memory(run)[stage].activations == pytest.approx(max(flying) * each), stage
-
-
-def test_transformer_engine_keeps_8_bit_inputs() -> None:
-    """One byte less of what two norms and the MLP's activation give; one more of attention's, which it keeps too."""
-    run = Run(shape(8, 4096, 32), Layout(), 1, recompute="none")
-    for program, less in ((CORE, 2 + 4 - 1), (TITAN, 0)):
-        sixteen, eight = (
-            layer_bytes(run._replace(precision=precision, software=program), "none") for precision in ("bf16", "fp8")
-        )
-        assert sixteen - eight == less * 2048 * 4096, program.name
-
-
-def test_deepspeeds_buckets_hold_gradients_as_they_are_reduced() -> None:
-    """4 GB of them in 16 bits are 8 in 32; a rank that reduces none has none in 32."""
-    program = load_software("megatron-deepspeed")
-    run = Run(shape(8, 4096, 32), Layout(dp=2), 4, precision="fp16", software=program)
-    runs = (run, run._replace(precision="bf16"), run._replace(precision="bf16", layout=Layout(dp=1)))
-    buffers = [memory(each)[0].buffers for each in runs]
-    assert buffers[1] - buffers[0] == 4e9
-    assert buffers[0] - buffers[2] == 0.25e9
-
-
-def test_a_rank_holds_a_head_of_keys_and_values_whole() -> None:
-    one, two, four = (
-        layer_bytes(Run(shape(4, 4096, 32).model_copy(update={"kv_heads": n}), Layout(tp=2), 1, software=LM), "none")
-        for n in (1, 2, 4)
-    )
-    assert one == two
-    assert four - two == 4 * 128 * 2048
-
-
-def test_fsdp_holds_shards_and_a_layer() -> None:
-    """fp32 weights, gradients and moments over 8 ranks; beside them a layer, the next, and the head's table."""
-    model = shape(24, 2048, 16)
-    run = Run(model, Layout(dp=8), 8, recompute="none", zero=3, software=TITAN)
-    (stage,) = memory(run)
-    assert (stage.weights, stage.gradients, stage.moments, stage.master) == pytest.approx(
-        (model.parameters / 2, model.parameters / 2, model.parameters, 0)
-    )
-    layer, table = 12 * 2048**2, 51200 * 2048
-    assert stage.gathered == 2 * (2 * layer + table) + 6 * max(layer, table)
-    (once,) = memory(run._replace(zero=2))
-    assert once.gathered > 2 * model.parameters
-
-
-def test_our_engine_shards_gradients_or_weights_too() -> None:
-    """16-bit and master weights; buffers of two layers or tables."""
-    model, layer, table = shape(24, 2048, 16), 12 * 2048**2, 51200 * 2048
-    run = Run(model, Layout(dp=8), 8, recompute="none")
-    for zero, weights, gathered in ((2, 2.0, 8 * table), (3, 1 / 4, 8 * table + 2 * (layer + table))):
-        (stage,) = memory(run._replace(zero=zero))
-        assert (stage.weights, stage.gradients, stage.master, stage.moments) == pytest.approx(
-            [share * model.parameters for share in (weights, 1 / 2, 1 / 2, 1)]
-        )
-        assert stage.gathered == gathered
-
-
-def test_fsdp_pipeline_holds_whole_stage_weights() -> None:
-    run = Run(shape(24, 2048, 16), Layout(pp=2, dp=8), 32, zero=3, software=TITAN)
-    for number, stage in enumerate(memory(run)):
-        parameters = step.stage_parameters(run, number)
-        assert stage.weights + stage.gradients == parameters
-        assert stage.gathered > (2 + 4) * parameters
 
 
 def test_unsupported_recomputation_is_refused() -> None:

@@ -106,12 +106,6 @@ def test_separate_weight_gradients_are_the_same_work() -> None:
         assert backward + weights == pytest.approx(both, rel=0.1)
 
 
-def test_zero_bubble_loses_overlap_without_sequence_parallelism() -> None:
-    run = SPLIT._replace(sequence_parallel=False)
-    exposed = layer_cost.layer(run).backward.collectives
-    assert exposed == layer_cost.tensor_collectives(run, 2).collectives
-
-
 def test_chunked_gradient_reduction_is_cheaper() -> None:
     run = SPLIT._replace(schedule="interleaved", interleave=2)
     whole = PIPELINE.model_copy(update={"overlap_gradients": False})
@@ -119,14 +113,6 @@ def test_chunked_gradient_reduction_is_cheaper() -> None:
     assert by_chunk.data_comms < at_end.data_comms
     assert by_chunk.data_comms > 0
     assert at_end.bubble == by_chunk.bubble
-
-
-def test_fused_accumulation_excludes_the_head() -> None:
-    fused, apart = (
-        layer_cost.head(SPLIT._replace(software=PIPELINE.model_copy(update={"fused_accumulation": fused}))).backward
-        for fused in (True, False)
-    )
-    assert fused == apart
 
 
 @pytest.mark.parametrize(("layers", "parts"), [(16, 4), (16, 16), (18, 4), (105, 35)])
@@ -165,67 +151,6 @@ def test_fp32_products_run_at_fp32_rate() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ENGINES.values())
-@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
-def test_eight_bit_casts_write_both_layouts(name: str, mlp: str) -> None:
-    """6 bytes an element of x forward, of dy backward and of a weight; an x that two products read is rounded once."""
-    model, cluster, program = SMALL.model_copy(update={"mlp": mlp}), load_cluster("dgx-h100"), load_software(name)
-    schedule = "zero-bubble" if name == ENGINES["pipeline"] else "1f1b"
-    bf16 = Run(model, Layout(tp=2, pp=2), 8, 1, "none", schedule, cluster=cluster, software=program)
-    runs = bf16, bf16._replace(precision="fp8")
-    wide, narrow = map(layer_cost.layer, runs)
-    bandwidth = cluster.gpu.memory_bandwidth * cluster.measured.memory
-    columns, depths = (2048 * sum(sizes) for sizes in zip(*bf16.linears, strict=True))
-    layer_parameters, kernels = bf16.layer_parameters, cluster.measured.kernel_seconds
-    cast = narrow.forward.memory - wide.forward.memory
-    assert cast == pytest.approx(6 * depths / bandwidth + 12 * kernels, rel=1e-6)
-    added = 12 * layer_parameters if program.fused_accumulation else 0  # dW in fp32, added apart
-    cast = narrow.backward.memory - wide.backward.memory
-    assert cast == pytest.approx((6 * columns + added) / bandwidth + 12 * kernels, rel=1e-6)
-    assert narrow.forward.launches - wide.forward.launches == 12
-    updates = [predict(run).breakdown.optimizer for run in runs]
-    assert updates[1] - updates[0] == pytest.approx(16 * (6 * layer_parameters / bandwidth + 12 * kernels))
-    held = [memory(run)[0].weights for run in runs]
-    assert held[1] - held[0] == 2 * 8 * layer_parameters
-
-
-@pytest.mark.parametrize("name", ENGINES.values())
-def test_sequence_parallel_8_bit_inputs_are_regathered(name: str) -> None:
-    """2 bytes an element to keep a rank's rows, and 2 to transpose what is gathered; half the bytes are gathered."""
-    cluster, program = load_cluster("dgx-h100"), load_software(name).model_copy(update={"overlap_tensor": False})
-    plain = Run(SMALL, Layout(tp=2, pp=2), 8, recompute="none", precision="fp8", cluster=cluster, software=program)
-    sliced = plain._replace(sequence_parallel=True)
-    wide = sliced._replace(precision="bf16")
-    bandwidth, elements = cluster.gpu.memory_bandwidth * cluster.measured.memory, plain.elements
-    extra = {run: layer_cost._casts(run, 0).memory * bandwidth for run in (plain, sliced)}
-    kernels = 2 * cluster.measured.kernel_seconds * bandwidth
-    assert extra[sliced] - extra[plain] == pytest.approx((2 / 2 - 1) * 2 * elements + kernels)
-    back = [layer_cost._casts(run, 1).memory * bandwidth for run in (plain, sliced)]
-    assert back[1] - back[0] == pytest.approx(2 * 2 * elements + kernels)
-    gathers = [layer_cost.layer(run).backward.collectives for run in (plain, sliced, wide)]
-    assert gathers[1] - gathers[0] == pytest.approx((gathers[2] - gathers[0]) / 2)
-
-
-def test_only_what_the_recomputation_runs_again_is_counted() -> None:
-    run = Run(SMALL, Layout(tp=2), 4)
-    theirs, ours = (layer_cost.layer(run._replace(software=program)) for program in (LM, PIPELINE))
-    columns, depth = run.linears[-1]
-    assert theirs.recompute.products == theirs.forward.products
-    last = gemm_seconds(DGX, run.tokens, columns, depth)
-    assert ours.forward.products - ours.recompute.products == pytest.approx(last)
-
-
-def test_fsdp_gathers_forward_and_backward_and_zero_2_only_once() -> None:
-    hidden = load_software("torchtitan").model_copy(update={"prefetch_share": 0.0})
-    costs = [
-        layer_cost.layer(Run(SMALL, Layout(dp=8), 8, zero=zero, recompute="none", software=hidden)) for zero in (2, 3)
-    ]
-    part, whole = (cost.backward.collectives for cost in costs)
-    gathered = costs[0].forward.collectives
-    assert gathered > 0
-    assert whole - part == pytest.approx(gathered)
-
-
 def test_stages_gather_and_reduce_once_per_step() -> None:
     """FSDP2 leaves weights whole until a step's end where a pipeline runs, and reduces after the last backward pass."""
     program, slow = load_software("torchtitan"), changed(DGX, "node", network_bandwidth=1e9)
@@ -239,23 +164,6 @@ def test_stages_gather_and_reduce_once_per_step() -> None:
     assert slow_many.breakdown.tensor_comms == pytest.approx(fast_many.breakdown.tensor_comms)
 
 
-def test_host_bound_operations_add_their_time() -> None:
-    run = Run(SMALL, Layout(tp=2, pp=4), 8, software=load_software("megatron-deepspeed-bloom"))
-    waiting, at_once = (
-        predict(run._replace(cluster=changed(DGX, "measured", launch_seconds=seconds))).pipeline.forward[1]
-        for seconds in (30e-6, 0.0)
-    )
-    launches = 4 * layer_cost.layer(run).forward.launches
-    assert waiting - at_once == pytest.approx(launches * 30e-6)
-
-
-def test_a_send_beside_computing_takes_half_of_its_time() -> None:
-    run = Run(SMALL, Layout(tp=8, pp=4, dp=4), 64, software=LM)
-    slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 2)
-    fast, slowed = (predict(run._replace(cluster=cluster)).pipeline for cluster in (DGX, slow))
-    assert slowed.forward[1] - fast.forward[1] == pytest.approx((1 - OVERLAP_SHARE) * (slowed.hops[1] - fast.hops[1]))
-
-
 def test_an_update_moves_34_bytes_a_parameter() -> None:
     """The norm reads the gradient (4); Adam reads it and both reads and writes three others (28); a cast (2)."""
     seconds = predict(Run(SMALL, Layout(tp=8), batch=8, zero=0, software=LM)).breakdown.optimizer
@@ -264,34 +172,12 @@ def test_an_update_moves_34_bytes_a_parameter() -> None:
     assert bytes_moved / sliced == pytest.approx(34, rel=2e-3)
 
 
-def test_exposed_weight_gathers_add_to_data_comms() -> None:
-    run = SPLIT._replace(schedule="interleaved", interleave=2)
-    slow = changed(DGX, "node", network_bandwidth=DGX.node.network_bandwidth / 50)
-    shared, whole = (predict(run._replace(zero=zero, cluster=slow)).breakdown.data_comms for zero in (1, 0))
-    assert shared > 1.2 * whole
-
-
 @pytest.mark.parametrize(
     ("size", "measured"), [(1 << 20, 92.8e-6), (32 << 20, 358.1e-6), (96 << 20, 828.5e-6), (240 << 20, 1996.9e-6)]
 )
 def test_all_reduce_time_in_a_node_matches_nccl(size: int, measured: float) -> None:
     """Over eight A100, nccl-tests, published beside vTrain's code (docs/decisions/0060)."""
     assert network.ring(Run(SMALL, Layout(), 1), 8, 1).all_reduce(size) == pytest.approx(measured, rel=0.07)
-
-
-@pytest.mark.parametrize(
-    ("name", "exchanged"), [*((each, True) for each in ENGINES.values()), ("megatron-core", False)]
-)
-def test_shared_key_value_heads_exchange_features(name: str, exchanged: bool) -> None:
-    """With two such heads on eight ranks four share each: q, k and v of 18 heads a token are gathered, and reduced."""
-    run = Run(SMALL, Layout(tp=8), 8, cluster=SELENE, software=load_software(name))
-    shared, own = (
-        layer_cost.layer(run._replace(model=SMALL.model_copy(update={"kv_heads": number}))) for number in (2, 8)
-    )
-    gathered = network.ring(run, 4, 1).gather(2 * 2048 * (16 + 2) * 128) if exchanged else 0.0
-    for phase in ("forward", "backward"):
-        more = getattr(shared, phase).collectives - getattr(own, phase).collectives
-        assert more == pytest.approx(gathered, rel=0.1, abs=1e-5)  # smaller products hide a little less
 
 
 def test_offloading_costs_only_exposed_copies() -> None:
@@ -308,33 +194,6 @@ def test_offloading_costs_only_exposed_copies() -> None:
     forward = min(predict(kept).pipeline.forward)
     assert seconds(moved, a_pass / forward) <= at_once + forward
     assert seconds(moved, 1e9) == pytest.approx(31 * a_pass / 1e9, rel=0.2), "each but the last micro-batch, one way"
-
-
-def test_our_engine_gathers_beside_forward_and_sums_beside_products() -> None:
-    """And not another program with the same switches."""
-    run = Run(SMALL, Layout(tp=4, dp=8), batch=32, micro_batch=4, recompute="none", sequence_parallel=True)
-    both = run, run._replace(software=PIPELINE.model_copy(update={"name": "other"}))
-    ours, theirs = (predict(each).breakdown for each in both)
-    assert 0 < ours.data_comms < theirs.data_comms
-    assert 0 < ours.tensor_comms < theirs.tensor_comms
-    forward = [layer_cost.layer(each).forward for each in both]
-    assert forward[0].products >= forward[1].products
-    c, busy = forward[1].collectives, forward[0].products
-    assert forward[0].collectives == pytest.approx(c / 2 + c / 2 - 0.5 * min(c / 2, busy))
-    for whole in ({"layout": Layout(tp=2, dp=8)}, {"micro_batch": 1}):
-        cost, other = (layer_cost.layer(each._replace(**whole)).forward.collectives for each in both)
-        assert cost == other
-
-
-def test_our_sharding_reduces_per_micro_batch_and_gathers_in_both_passes() -> None:
-    runs = [Run(SMALL, Layout(dp=8), 8, zero=zero, recompute="none", cluster=DGX) for zero in (1, 2, 3)]
-    state, gradients, parameters = map(layer_cost.layer, runs)
-    gather, reduce = layer_cost.shard_seconds(runs[2], runs[2].layer_parameters)
-    assert reduce == pytest.approx(2 * gather, rel=0.1)
-    assert state.backward.collectives == state.forward.collectives == gradients.forward.collectives == 0
-    assert reduce > gradients.backward.collectives > reduce * (1 - PIPELINE.prefetch_share) * 0.999
-    assert parameters.forward.collectives > 0
-    assert parameters.backward.collectives > gradients.backward.collectives
 
 
 def test_a_recipes_sharding_is_planned_in_any_layout() -> None:
