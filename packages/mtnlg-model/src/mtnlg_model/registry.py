@@ -24,9 +24,14 @@ def references(group: str, ours: Mapping[str, str]) -> dict[str, str]:
     return {**ours, **{point.name: point.value for point in entry_points(group=group) if point.name not in ours}}
 
 
-def load_reference(reference: str, what: str) -> Any:  # noqa: ANN401  (any object)
-    """Import the object of a reference. Raises ``UsageFailure``, which begins with ``what``, if there is none."""
-    module, _, attribute = reference.rpartition(":")
+def load(name: str, names: Mapping[str, str], what: str) -> Any:  # noqa: ANN401  (any object)
+    """Import the object of a reference, or of a name that ``names`` have one of.
+
+    Raises ``UsageFailure``, which begins with ``what``, if there is none.
+    """
+    module, _, attribute = names.get(name, name).rpartition(":")
+    if not module:
+        raise UsageFailure(f"{what}: unknown; {', '.join(names)}, package.module:name or file.py:name")
     try:
         return getattr(_import(module), attribute)
     except Exception as error:  # a user's module raises anything

@@ -8,7 +8,6 @@ point of the group ``mtnlg_model.families``, named after the model_type; ``packa
 from __future__ import annotations
 
 import pkgutil
-from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -37,23 +36,14 @@ def references() -> dict[str, str]:
 
 def load_family(name: str) -> Family:
     """The family of a name or a reference. Raises ``UsageFailure`` listing the names if it is neither."""
-    names = references()
-    reference = names.get(name, name)
-    if ":" not in reference:
-        raise UsageFailure(f"family {name:.100}: unknown; {', '.join(names)}, package.module:name or file.py:name")
-    return _load(reference)
-
-
-@cache
-def _load(reference: str) -> Family:
-    family = registry.load_reference(reference, f"family {reference}")
+    family = registry.load(name, references(), what := f"family {name:.100}")
     if not isinstance(family, Family):
-        raise UsageFailure(f"family {reference}: a {type(family).__name__}, not a Family")
+        raise UsageFailure(f"{what}: a {type(family).__name__}, not a Family")
     return family
 
 
 PRESETS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
-    {name: config for reference in _OURS.values() for name, config in _load(reference).presets.items()}
+    {name: config for family in _OURS for name, config in load_family(family).presets.items()}
 )
 """Published models of our own families by name."""
 

@@ -10,8 +10,8 @@ import gc
 from typing import TYPE_CHECKING, Final, cast
 
 from mtnlg_model.console import UsageFailure
+from mtnlg_model.registry import load, references
 from mtnlg_parallel.model.head import EAGER
-from mtnlg_parallel.registry import load_object
 
 from .contract import ENGINES
 from .process import collective_timeout, suppress_output
@@ -30,7 +30,7 @@ GROUP: Final = "mtnlg_parallel.engines"
 def engine_class(name: str) -> EngineClass:
     """The engine of this name or reference. Raises ``UsageFailure`` that lists the names, or says what is missing."""
     with suppress_output():
-        engine = load_object("engine", GROUP, ENGINES, name)
+        engine = load(name, references(GROUP, ENGINES), f'train.engine = "{name}"')
     if not callable(getattr(engine, "unsupported", None)):
         raise UsageFailure(f"{name}: not an engine: it has no method unsupported (engine/contract.py: EngineClass)")
     return cast("EngineClass", engine)

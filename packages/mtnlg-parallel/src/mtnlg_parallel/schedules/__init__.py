@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mtnlg_model.console import UsageFailure
-from mtnlg_model.registry import references
-from mtnlg_parallel.registry import load_object
+from mtnlg_model.registry import load, references
 
 from .schedule import KINDS, Action, Order, Schedule
 
@@ -46,7 +45,7 @@ def schedule_names() -> tuple[str, ...]:
 @cache
 def load_schedule(name: str) -> Schedule:
     """The schedule of a name or a reference. Raises ``UsageFailure`` that lists the names."""
-    schedule = load_object("schedule", GROUP, OURS, name)
+    schedule = load(name, references(GROUP, OURS), f'train.schedule = "{name}"')
     if not isinstance(schedule, Schedule):
         raise UsageFailure(f"{name}: a {type(schedule).__name__}, not a Schedule (mtnlg_parallel.schedules)")
     return schedule
