@@ -1,7 +1,5 @@
 """Attention's time beside published measurements, and what a ring of context parallel ranks adds to it."""
 
-from typing import Any
-
 import pytest
 import torch
 from test_planner_step import changed
@@ -14,7 +12,7 @@ from mtnlg_parallel.model.ring_attention import part_of
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.costs import layer as layer_cost
 from mtnlg_parallel.planner.costs.activations import core_bytes
-from mtnlg_parallel.planner.costs.attention import TILE_BYTES, attention
+from mtnlg_parallel.planner.costs.attention import attention
 from mtnlg_parallel.planner.memory import memory
 from mtnlg_parallel.planner.programs import load_software
 from mtnlg_parallel.planner.run import Run
@@ -74,30 +72,6 @@ def test_windows_shorten_what_is_recomputed() -> None:
     model = ModelConfig.model_validate(SMALL.model_dump() | {"by_layer": [{"window": 512}, {}]}, strict=False)
     wider, run = (Run(each, Layout(), 8, recompute="selective", cluster=H100) for each in (SMALL, model))
     assert wider.model_flops - run.model_flops == pytest.approx(3 * (wider.hardware_flops - run.hardware_flops) / 4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "share"),
-    [
-        ({"positions": "alibi"}, 1.0),
-        ({"attention_softcap": 30.0}, 1.0),
-        ({"by_layer": [{"window": 512}, {}]}, 0.5),
-        ({"by_layer": [{"window": 4096}, {}]}, 0.0),
-        ({"by_layer": [{"window": 128}]}, 0.8),
-    ],
-    ids=str,
-)
-def test_our_ring_computes_some_attention_by_products_in_fp32(settings: dict[str, Any], share: float) -> None:
-    """Of 2.5 of four blocks' scores, in memory; flash attention is of a causal mask alone."""
-    model = ModelConfig.model_validate(SMALL.model_dump() | settings, strict=False)
-    runs = [Run(each, Layout(cp=4), 1, cluster=H100) for each in (SMALL, model)]
-    for backward, score_bytes in ((False, 56), (True, 60)):
-        flash, apart = (attention(run, backward) for run in runs)
-        moved = (apart.memory - flash.memory) * H100.gpu.memory_bandwidth * H100.measured.memory
-        assert moved == pytest.approx(share * 2.5 * score_bytes * SMALL.heads * 512**2, rel=0.2)
-        assert (apart.products > 1.5 * flash.products) is (share > 0)
-    held = [memory(run)[0].recomputed for run in runs]
-    assert held[1] - held[0] == pytest.approx(TILE_BYTES if share else 0, rel=0.01)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 100, 129, 257, 300, 1000, 2000, 4096])

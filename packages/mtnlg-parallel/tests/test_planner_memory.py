@@ -7,7 +7,7 @@ import pytest
 
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.families import preset
-from mtnlg_parallel.layout import Layout, head_chunk
+from mtnlg_parallel.layout import Layout
 from mtnlg_parallel.planner import step
 from mtnlg_parallel.planner.cluster import load_cluster
 from mtnlg_parallel.planner.costs.activations import layer_bytes
@@ -74,14 +74,6 @@ def test_memory_verdicts_match_runs_on_80_gb(name: str) -> None:
     assert memory_error(memory(run), SELENE) is None
     assert memory_error(memory(run._replace(recompute="selective", sequence_parallel=True)), SELENE) is None
     assert memory_error(memory(run._replace(recompute="none")), SELENE)
-
-
-def test_chunked_logits_memory() -> None:
-    run = Run(preset("dense-350m"), Layout(), 32, 32)
-    tokens, (vocabulary, hidden) = 32 * run.model.sequence, (run.model.vocabulary, run.model.hidden)
-    whole, chunked = (memory(each)[0] for each in (run._replace(software=LM), run))
-    assert whole.logits == 10 * tokens * vocabulary  # in 16 bits, in fp32, and the gradient of that
-    assert chunked.logits == 2 * (head_chunk(tokens, hidden, vocabulary) * vocabulary + tokens * hidden)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
