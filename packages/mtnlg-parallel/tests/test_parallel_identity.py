@@ -14,6 +14,7 @@ from mtnlg_model.checkpoint.manifest import CHAT_FILES, Layout, Progress
 from mtnlg_model.checkpoint.reader import save
 from mtnlg_model.compare import TRAINING_ONLY, Difference, differences
 from mtnlg_model.config import ModelConfig
+from mtnlg_model.console import UsageFailure
 from mtnlg_model.decoder import Decoder
 from mtnlg_model.families import PRESETS
 from mtnlg_parallel.identity import RESUMED_MAY_DIFFER, DataFingerprint, IdentityError, check_same_run
@@ -133,6 +134,17 @@ def test_from_accepts_only_the_recipes_model(field: str, tmp_path: Path) -> None
         checkpoint_of(theirs, out / CHECKPOINTS, tokenizer, data.stream(0))
         with pytest.raises(IdentityError, match=rf"model\.{field}(\[0\])? is ") as caught:
             prepare_run_dir(out, recipe_of(ours), data, resume=True)
+
+
+def test_refused_start_over_keeps_the_run(tmp_path: Path) -> None:
+    tokenizer, config = tmp_path / "tokenizer.json", ModelConfig.model_validate(SIZES)
+    tokenizer.write_text("{}")
+    data = DataFingerprint(lambda _: "stream", tokenizer)
+    step = checkpoint_of(config, tmp_path / "out" / CHECKPOINTS, tokenizer)
+    for ours, line in ((config.model_copy(update={"ffn": 8}), "model.ffn is"), (config, "--no-resume deletes it")):
+        with pytest.raises(UsageFailure, match=line):
+            prepare_run_dir(tmp_path / "out", recipe_of(ours, initial=str(step)), data, resume=False)
+        assert (step / "manifest.json").exists()
 
 
 def write_tokenizer(path: Path, *special: str, indent: int | None = None) -> Path:

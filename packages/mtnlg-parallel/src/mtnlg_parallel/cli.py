@@ -87,7 +87,7 @@ def train(  # noqa: PLR0917  (typer names them)
     torchrun, srun, mpirun or Kubeflow it joins as a rank. SIGTERM, SIGUSR1 or SIGHUP: writes a checkpoint and exits
     with status 75.
     """
-    weights = [initial_weights(initial, out)] if initial else []
+    weights = [initial_weights(initial, out, resume)] if initial else []
     weights += ["train.new_tokenizer=true"] * new_tokenizer
     chosen = load_recipe(recipe, [*_axes(layout), *(overrides or []), *weights], data)
     options = RunOptions(wandb, _profile_window(profile), device)

@@ -45,15 +45,15 @@ def read_initial(place: Path | str, vocabulary_multiple: int = VOCABULARY_MULTIP
     return Initial(folder, manifest.config, raw, manifest.progress)
 
 
-def initial_weights(source: Path | str, out: Path) -> str:
+def initial_weights(source: Path | str, out: Path, resume: bool = True) -> str:
     """The recipe override that starts a new run from a step-N folder, its URL, or a Hugging Face folder.
 
     A folder of checkpoints is refused, since its newest one changes. A URL is downloaded into ``out``. Raises
-    ``UsageFailure`` if there are no weights, unless ``out`` has checkpoints of its own to resume from.
+    ``UsageFailure`` if there are no weights, unless the run will ``resume`` from checkpoints of its own in ``out``.
     """
     from .record.run_dir import CHECKPOINTS  # noqa: PLC0415  (which imports this module)
 
-    resumes = latest(out / CHECKPOINTS) is not None
+    resumes = resume and latest(out / CHECKPOINTS) is not None
     checkpoint = location(source)
     if isinstance(checkpoint, Url):
         from .training.copies import download  # noqa: PLC0415  (seldom needed)

@@ -19,7 +19,7 @@ from mtnlg_model.checkpoint.manifest import (
     list_steps,
     read_manifest,
 )
-from mtnlg_model.console import Failure, say
+from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import read_small, write_text
 from mtnlg_model.settings import dump
 from mtnlg_parallel.identity import check_initial, check_resumed, check_same_run
@@ -65,24 +65,24 @@ def run_recipe(out: Path) -> Recipe:
 
 
 def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bool) -> RunState:
-    """Prepare ``out`` for this recipe and return the state of its run; without ``resume`` delete the earlier run first.
+    """Prepare ``out`` for this recipe and return the state of its run; without ``resume`` delete the earlier run.
 
     Raises ``IdentityError`` if ``out`` holds the run of another recipe, or if the checkpoint to resume or to start from
-    has another model, token stream or tokenizer.
+    has another model, token stream or tokenizer. A refusal leaves ``out`` as it is.
     """
     recipe_file = out / RECIPE
-    if not resume:
-        _clear(out)
-    before = read_recipe(recipe_file) if recipe_file.exists() else recipe
-    if latest(out / CHECKPOINTS) and not (recipe.train.initial and Path(before.train.initial).exists()):
-        # The run's original train.initial, which a run with checkpoints of its own does not read.
-        train = recipe.train.model_copy(update={"initial": before.train.initial})
-        recipe = recipe.model_copy(update={"train": train})
-    newest = latest(out / CHECKPOINTS)
-    check_same_run(out, before, recipe, _resumed_manifest(newest).progress.samples if newest else 0)
-    if complete := _complete_state(out, recipe):
-        return complete
-    state = _resumable_state(out, recipe, data)
+    if resume:
+        before = read_recipe(recipe_file) if recipe_file.exists() else recipe
+        newest = latest(out / CHECKPOINTS)
+        if newest and not (recipe.train.initial and Path(before.train.initial).exists()):
+            # The run's original train.initial, which a run with checkpoints of its own does not read.
+            train = recipe.train.model_copy(update={"initial": before.train.initial})
+            recipe = recipe.model_copy(update={"train": train})
+        check_same_run(out, before, recipe, _resumed_manifest(newest).progress.samples if newest else 0)
+        if complete := _complete_state(out, recipe):
+            return complete
+    state = _first_state(out, recipe, data, resume)
+    (_remove_unfinished if resume else _clear)(out)
     write_text(recipe_file, dump(recipe))
     (out / SUMMARY).unlink(missing_ok=True)
     return state
@@ -170,14 +170,18 @@ def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
     return RunState(summary["steps"], summary["steps"], complete=True)
 
 
-def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunState:
+def _remove_unfinished(out: Path) -> None:
     from mtnlg_model.checkpoint.writer import removing  # noqa: PLC0415  (imports torch)
-    from mtnlg_model.tokenizer import carried_chat_files  # noqa: PLC0415  (imports tokenizers)
 
     for _, unfinished in list_steps(out / CHECKPOINTS, ".tmp"):  # no rank is writing now
         with removing(unfinished):
             shutil.rmtree(unfinished)
-    checkpoint = _newest(out / CHECKPOINTS)
+
+
+def _first_state(out: Path, recipe: Recipe, data: DataFingerprint, resume: bool) -> RunState:
+    from mtnlg_model.tokenizer import carried_chat_files  # noqa: PLC0415  (imports tokenizers)
+
+    checkpoint = _newest(out / CHECKPOINTS) if resume else None
     step, samples = 0, 0
     if checkpoint:
         manifest = _resumed_manifest(checkpoint)
@@ -186,6 +190,8 @@ def _resumable_state(out: Path, recipe: Recipe, data: DataFingerprint) -> RunSta
     elif recipe.train.initial:
         initial = read_initial(recipe.train.initial, recipe.model.vocabulary)
         check_initial(initial, recipe, data)
+        if not resume and out.resolve() / CHECKPOINTS in initial.folder.parents:
+            raise UsageFailure(f"--from {initial.folder}: --no-resume deletes it; give another --out")
         if initial.progress and initial.progress.stream == data.stream(0):
             _say_where_it_begins(initial.progress, recipe.train.start_sample)
         if (reach := initial.config.sequence) != recipe.model.sequence:
