@@ -33,6 +33,8 @@ WRITING = {
 }
 """With paths of data that may be wrong."""
 
+NO_RUN = "place: no run: it has no recipe.toml of a training run; give the --out of mtnlg-parallel train"
+
 
 def failed_command(  # noqa: PLR0917  (fixtures)
     package: str,
@@ -83,7 +85,29 @@ def test_folder_that_is_no_run_is_left_as_it_is(  # noqa: PLR0917  (fixtures)
     if has_data:
         assert f"{tmp_path / 'place'}: not a folder; give another --out" in line
     if command[0] in OF_RUNS["mtnlg-parallel"]:
-        assert "no run: it has no recipe.toml; give the --out of mtnlg-parallel train" in line
+        assert NO_RUN in line
+
+
+@pytest.mark.parametrize(
+    "files", [("recipe.toml", "summary.json"), ("summary.json",), ("checkpoints/mine/w", "logs/n")]
+)
+@pytest.mark.parametrize("command", [*OF_RUNS["mtnlg-parallel"], "train", "train --no-resume"])
+def test_files_that_no_training_wrote_are_kept(
+    command: str,
+    files: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such as those of a curation, of one of its stages, or of a user."""
+    recipes(tmp_path)
+    for path in (tmp_path / "place" / file for file in files):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("[sources.one]\n")
+    words = OF_RUNS["mtnlg-parallel"].get(command) or WRITING["mtnlg-parallel"]["train"]
+    line = failed_command("mtnlg-parallel", (command, words), "data", tmp_path, monkeypatch, capsys)
+    assert line.count("\n") == 1
+    assert f"{tmp_path / 'place'}: holds " in line if "train" in command else NO_RUN in line
 
 
 def recipes(folder: Path) -> None:

@@ -26,6 +26,7 @@ from mtnlg_parallel.record.run_dir import (
     RECIPE,
     SUMMARY,
     RunState,
+    check_run_dir,
     prepare_run_dir,
     read_summary,
     run_recipe,
@@ -159,6 +160,7 @@ def start(run: TrainingRun) -> bool:
     layout = first.recipe.layout
     check_ranks(layout, device)
     expected = first.forecast()
+    check_run_dir(out)
     if not (out / LOCK).exists():
         open_data(run.data, first.recipe)  # so that wrong data leave nothing behind
     with lock_folder(out):
@@ -212,6 +214,7 @@ def submit(run: TrainingRun, sbatch: Sequence[str], ranks_per_node: int, dry_run
         sys.stdout.write(script)
         return
     expected = run.forecast() if run.cluster else None
+    check_run_dir(out)
     try:
         with lock_folder(out):
             if _prepare(run, expected).complete:
@@ -338,6 +341,7 @@ def _lock_as_leader(out: Path, patient: bool) -> ExitStack:
     If ``patient`` (at a restart, and in our Slurm jobs, which start after the previous one has ended), retries for
     `LOCK_PATIENCE` seconds: the lock may belong to a lost node, and the file server keeps it for a while.
     """
+    check_run_dir(out)
     lock, deadline = ExitStack(), time.monotonic() + (LOCK_PATIENCE if patient else 0.0)
     while True:
         try:

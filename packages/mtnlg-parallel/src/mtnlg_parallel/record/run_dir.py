@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mtnlg_data.engine.folder_lock import LOCK
 from mtnlg_model.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
@@ -21,7 +22,7 @@ from mtnlg_model.checkpoint.manifest import (
 )
 from mtnlg_model.console import Failure, UsageFailure, say
 from mtnlg_model.files import read_small, write_text
-from mtnlg_model.settings import dump
+from mtnlg_model.settings import dump, toml_content
 from mtnlg_parallel.identity import check_initial, check_resumed, check_same_run
 from mtnlg_parallel.initial import read_initial
 from mtnlg_parallel.layout import Layout, stages
@@ -43,6 +44,8 @@ RECIPE = "recipe.toml"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILE = "profile"
+FOLDERS = (CHECKPOINTS, TENSORBOARD, WANDB, LOGS, PROFILE)
+FILES = (SUMMARY, WANDB_ID, metrics.FILE, history.FILE, RECIPE)
 LISTING_SECONDS = 60
 """Seconds for which a folder listing may be stale: NFS caches it that long by default."""
 
@@ -59,9 +62,21 @@ class RunState(NamedTuple):
 
 def run_recipe(out: Path) -> Recipe:
     """The recipe of the run in ``out``. Raises ``Failure`` if there is no run."""
-    if not (out / RECIPE).is_file():
-        raise Failure(f"{out}: no run: it has no {RECIPE}; give the --out of mtnlg-parallel train")
+    if not _has_recipe(out):
+        raise Failure(f"{out}: no run: it has no {RECIPE} of a training run; give the --out of mtnlg-parallel train")
     return read_recipe(out / RECIPE)
+
+
+def check_run_dir(out: Path) -> None:
+    """Raise ``UsageFailure`` if ``out`` holds no training run, but files of others under names that a run writes."""
+    names = (SUMMARY, RECIPE) if (out / LOCK).exists() else (*FOLDERS, *FILES)  # a run may fail before it has these
+    written = [name for name in names if (out / name).exists()]
+    if written and not _has_recipe(out):
+        raise UsageFailure(f"{out}: holds {', '.join(written)}, not a training run; give another --out")
+
+
+def _has_recipe(out: Path) -> bool:
+    return (out / RECIPE).is_file() and "train" in toml_content(out / RECIPE, "recipe")
 
 
 def prepare_run_dir(out: Path, recipe: Recipe, data: DataFingerprint, resume: bool) -> RunState:
@@ -155,9 +170,9 @@ def corpus_passes(events: Sequence[dict[str, Any]], samples: int) -> float | Non
 
 
 def _clear(out: Path) -> None:
-    for folder in (CHECKPOINTS, TENSORBOARD, WANDB, LOGS, PROFILE):
+    for folder in FOLDERS:
         shutil.rmtree(out / folder, ignore_errors=True)
-    for file in (SUMMARY, WANDB_ID, metrics.FILE, history.FILE, RECIPE):
+    for file in FILES:
         (out / file).unlink(missing_ok=True)
 
 
