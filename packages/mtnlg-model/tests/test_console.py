@@ -123,6 +123,37 @@ def test_a_log_on_a_full_disk_changes_no_status(how: str, status: int, debug: tu
     assert done.returncode == status
 
 
+@pytest.mark.parametrize(("words", "status"), [(("show", "x"), 0), (("--help",), 0), (("end", "failure"), 1)])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_change_no_status(words: tuple[str, ...], status: int, closed: str, tmp_path: Path) -> None:
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == status
+    assert "internal error" not in done.stderr
+    assert (tmp_path / "written" / "file").exists() == ("show" in words)
+
+
+@pytest.mark.parametrize("words", [("show", "x"), ("show", "x" * (1 << 16)), ("--help",)])
+def test_a_pipe_without_reader_ends_a_command_as_sigpipe_does(words: tuple[str, ...], tmp_path: Path) -> None:
+    end, its_end = os.pipe()
+    os.close(end)
+    program = [sys.executable, "-c", PROGRAM, *words, "--quiet"]
+    done = subprocess.run(program, stdout=its_end, stderr=subprocess.PIPE, check=False, cwd=tmp_path)
+    os.close(its_end)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_characters_that_stdout_cannot_encode_are_escaped(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    text = "\u202f\u2026\U0001f600"
+    shown = command("show", text, "--quiet", folder=tmp_path).stdout
+    assert json.loads(shown[: shown.index("}") + 1]) == {text: text}
+    assert shown.endswith(r"\u202f\u2026\U0001f600")
+
+
 def test_debug_option_works_in_any_position() -> None:
     assert "Traceback" in command("end", "bug", "--debug").stderr
     assert "Traceback" in command("--debug", "end", "bug").stderr

@@ -152,7 +152,7 @@ def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def _explain(detail: Any, content: Any, schema: type[BaseModel], place: str) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
-    path = [part for part in detail["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    path = [part for part in detail["loc"] if not str(part).startswith("function-")]
     key = ".".join(str(part) for part in path)
     if detail["type"] == "extra_forbidden":
         fields = (field for model in _models_at(schema, path[:-1]) for field in model.model_fields.items())

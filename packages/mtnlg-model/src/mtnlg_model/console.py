@@ -4,8 +4,9 @@ Names, texts and errors may come from files of anyone, so nothing is printed but
 control characters from the terminal and from logs, and `output` parses no markup.
 
 A failed command prints one line on stderr and exits with status 2 if the command line or the recipe is wrong, 74 if a
-disk or a network file system failed (full, I/O error), else 1. ``--debug`` adds the traceback. ``mtnlg_data`` and
-``mtnlg_model`` must not import one another, so each has a copy of this file; a test keeps the copies byte-equal.
+disk or a network file system failed (full, I/O error), else 1. ``--debug`` adds the traceback. A command whose output
+nobody reads exits with 141. ``mtnlg_data`` and ``mtnlg_model`` must not import one another, so each has a copy of this
+file; a test keeps the copies byte-equal.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType
 
-INTERRUPTED = 130
+INTERRUPTED, BROKEN_PIPE = 130, 141  # as of a command that SIGINT or SIGPIPE ends
 NOT_FOR_OTHERS = 0o027  # umask: what a command writes, its group may read and nobody else
 SECONDS_BETWEEN_LINES = 10.0
 MAY_BE_EMPTY = {"--prompt", "--system"}
@@ -108,19 +109,31 @@ def _show_version(context: typer.Context, requested: bool) -> None:
 
 def run(app: typer.Typer) -> NoReturn:
     """Run the application on ``sys.argv`` and exit with its status. --debug and --quiet are accepted anywhere."""
+    _replace_unusable_streams()
+    with suppress(AttributeError):  # as stderr's: a locale may lack what names and texts have
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     os.umask(os.umask(NOT_FOR_OTHERS) | NOT_FOR_OTHERS)
-    arguments = sys.argv[1:]
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    _flags.debug, _flags.quiet = "--debug" in arguments[:end], "--quiet" in arguments[:end]
-    arguments = [a for a in arguments[:end] if a not in {"--debug", "--quiet"}] + arguments[end:]
+    end = [*sys.argv, "--"].index("--")
+    options = sys.argv[1:end]
+    _flags.debug, _flags.quiet = "--debug" in options, "--quiet" in options
+    arguments = [a for a in options if a not in {"--debug", "--quiet"}] + sys.argv[end:]
     status = _exit_status(
         lambda: app(args=_given(arguments) or ["--help"], prog_name=app.info.name, standalone_mode=False)
     )
-    try:
-        sys.stderr.flush()
-    except OSError:  # Python would flush the rest again when it exits, fail, and exit with its own status
-        sys.stderr = open(os.devnull, "w", encoding="ascii")  # noqa: PTH123, SIM115
+    _replace_unusable_streams()
     sys.exit(status)
+
+
+def _replace_unusable_streams() -> None:
+    """Discard what is written to stdout or stderr if it is closed, on a full disk, or a pipe without a reader.
+
+    Python would flush the rest again when it exits, fail, and exit with its own status.
+    """
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except (AttributeError, OSError):  # None, if it is closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _given(arguments: list[str]) -> list[str]:
@@ -139,6 +152,8 @@ def _exit_status(command: Callable[[], int | None]) -> int:
         with foreign_data("internal error"):
             status = command() or 0
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # of click or rich: nobody reads stdout
+            return BROKEN_PIPE
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:  # noqa: BLE001  (the outermost level: report one line)
         if _flags.debug:
@@ -215,8 +230,8 @@ def print_text(text: str) -> None:
 
 def print_json(value: Any) -> None:  # noqa: ANN401  (any JSON value)
     """Print a value as JSON on stdout, for ``--json``."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    sys.stdout.write("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=sys.stdout.encoding not in {"utf-8", "UTF-8"})
+    print_text("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n")
 
 
 class _Output(Console):

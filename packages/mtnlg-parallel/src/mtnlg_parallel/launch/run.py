@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mtnlg_data.engine.folder_lock import LOCK, FolderInUse, lock_folder
 from mtnlg_model.compare import differences
-from mtnlg_model.console import Failure, UsageFailure, error_line, error_status, progress, say
+from mtnlg_model.console import Failure, UsageFailure, error_line, error_status, print_text, progress, say
 from mtnlg_model.files import file_lines
 from mtnlg_model.local_paths import local_path
 from mtnlg_parallel.environment import limit_world, read_environment, step_nodes, this_node, this_rank
@@ -211,7 +211,7 @@ def submit(run: TrainingRun, sbatch: Sequence[str], ranks_per_node: int, dry_run
     arguments = [*run.rank_arguments, f"--layout={recipe.layout}", *["--elastic"] * run.elastic]
     script = slurm.training_script(job, arguments, run.max_restarts, partial(fit, run) if run.elastic else None)
     if dry_run:
-        sys.stdout.write(script)
+        print_text(script)
         return
     expected = run.forecast() if run.cluster else None
     check_run_dir(out)
