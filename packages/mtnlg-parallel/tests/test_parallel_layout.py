@@ -116,6 +116,7 @@ def test_no_other_cut_has_a_cheaper_slowest_stage(costs: list[int], data: st.Dat
         (Layout(tp=16, pp=24), None),
         (Layout(cp=3), "layout.cp = 3 x 2 does not divide model.sequence = 2048; use 2 or 4, or model.sequence = 2052"),
         (Layout(cp=1024), None),
+        (Layout(cp=1 << 40), "layout tp=1,cp=1099511627776,pp=1,dp=1 has 1099511627776 ranks; use at most 1048576"),
     ],
 )
 def test_an_impossible_layout_is_refused_with_the_valid_choices(layout: Layout, message: str | None) -> None:

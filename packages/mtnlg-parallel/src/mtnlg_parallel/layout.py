@@ -60,7 +60,7 @@ WAYS_OUT: Final = {
 """Hint by size that tp does not divide: what helps besides another tp."""
 
 MOST: Final = 1 << 20
-"""Most ranks of an axis, nodes or sequences that a command accepts. No run has more; planning more takes minutes."""
+"""Most ranks, nodes or sequences that a command accepts. No run has more; planning more takes minutes."""
 
 MOST_LAYERS: Final = 4096
 """Most layers of a decoder; balancing the stages takes time and memory quadratic in the layers."""
@@ -172,6 +172,8 @@ def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = 
     """
     keys = ("heads", "ffn", "vocabulary", *(("sequence",) if sequence_parallel else ()))
     sizes: dict[str, int] = {key: getattr(config, key) for key in keys}
+    if layout.world > MOST:
+        return f"layout {layout} has {layout.world} ranks; use at most {MOST}"
     if reason := _context_error(layout, config, sequence_parallel):
         return reason
 
@@ -181,7 +183,7 @@ def layout_error(layout: Layout, config: ModelConfig, sequence_parallel: bool = 
         return "kv_heads" if config.kv_heads % tp and (tp % config.kv_heads or _qkv_rows(config) % tp) else None
 
     if key := misfit(layout.tp):
-        valid = [str(n) for n in range(1, config.heads + 1) if not misfit(n)]
+        valid = [str(n) for n in range(1, min(config.heads, MOST) + 1) if not misfit(n)]
         choices = f"{', '.join(valid[:-1])} or {valid[-1]}" if len(valid) > 1 else valid[0]
         way_out = WAYS_OUT.get(key, "")
         return f"layout.tp = {layout.tp} does not divide model.{key} = {getattr(config, key)}; use {choices}{way_out}"
