@@ -200,6 +200,11 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("train.warmup=13 steps", "warmup = 104 must end before decay = 100"),
         ("train.betas=[0.9]", "train.betas = [0.9]: write a list, as in betas = [0.9, 0.95]"),
         ("train.skip=[3, 5]", "train.skip = [3, 5]: write a list, as in skip = [[3, 5]]"),
+        (
+            "model.by_layer.window=[1, 2]",
+            "model.by_layer = {'window': [1, 2]}: write a list, as in by_layer = [{}]",
+        ),
+        ("model.hidden=1099511627776", "model.hidden = 1099511627776: Input should be less than"),
         ("train.kernels=1", "train.kernels = 1: Input should be true or false"),
         ("model.layers=999999999", "model.layers = 999999999; use at most 4096"),
         ("guard.patience=1e300", "guard.patience = 1e+300: Input should be less than 1000000000"),

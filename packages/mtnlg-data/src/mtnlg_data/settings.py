@@ -166,14 +166,14 @@ def _explain(detail: Any, content: Any, schema: type[BaseModel], place: str) -> 
         message = message.replace("True", "true").replace("False", "false")  # as TOML has them
     message = message.replace("should be a valid boolean", "should be true or false")
     depth = max((number for number, part in enumerate(path, 1) if isinstance(part, str)), default=0)
+    shown = "" if isinstance(detail["input"], dict) else f" = {detail['input']!r:.200}"
     if detail["type"] in LIST_ERRORS or (depth < len(path) and detail["type"].endswith("_type")):
         key = ".".join(map(str, path[:depth]))
         written = content
         for part in path[:depth]:
             with suppress(LookupError, TypeError):  # the name of a class among several
                 written = written[part]
-        detail["input"], message = written, f"write a list{_example(path[:depth], schema, written)}"
-    shown = "" if isinstance(detail["input"], dict) else f" = {detail['input']!r:.200}"
+        shown, message = f" = {written!r:.200}", f"write a list{_example(path[:depth], schema, written)}"
     return f"{place}: {key}{shown}: {message}" if key else f"{place}: {message}"
 
 
@@ -196,7 +196,9 @@ def _sample(annotation: Any, number: int = 1) -> Any:  # noqa: ANN401  (any anno
     arguments = [argument for argument in get_args(annotation) if argument not in {NoneType, ...}]
     if get_origin(annotation) in {tuple, list}:
         return [_sample(argument, count) for count, argument in enumerate(arguments, 1)]
-    return _sample(arguments[0], number) if arguments else {int: number, float: number / 10}.get(annotation, "name")
+    if arguments:
+        return _sample(arguments[0], number)
+    return {int: number, float: number / 10}.get(annotation, {} if _models_within(annotation) else "name")
 
 
 def _models_at(schema: type[BaseModel], path: Sequence[int | str]) -> list[Any]:

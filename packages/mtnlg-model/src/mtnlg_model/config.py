@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from pydantic import SerializerFunctionWrapHandler
 
-Count = Annotated[int, Field(gt=0, lt=1 << 40)]
+MAX_SIZE: Final = 1 << 40
+Count = Annotated[int, Field(gt=0, lt=MAX_SIZE)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 
@@ -216,7 +217,7 @@ class ModelConfig(Settings):
             if content.pop(key, False):
                 content["qk_norm"] = kind
         hidden, heads = (content.get(key) for key in ("hidden", "heads"))
-        if type(hidden) is int and type(heads) is int and heads > 0:
+        if all(type(width) is int and 0 < width < MAX_SIZE for width in (hidden, heads)):
             if "head_size" not in content and hidden % heads:
                 near = [n for n in range(1, min(hidden, 4096) + 1) if hidden % n == 0]
                 near.sort(key=lambda n: abs(n - heads))
