@@ -218,6 +218,12 @@ def test_a_mistake_is_one_line_with_file_key_value_and_choices(small: Path, over
     assert words in line
 
 
+def test_an_unknown_cluster_is_refused_before_training(small: Path) -> None:
+    assert load_recipe(small, ["cluster=mine.toml"]).cluster == "mine.toml"
+    with pytest.raises(UsageFailure, match="cluster selen: unknown; did you mean selene"):
+        load_recipe(small, ["cluster=selen"])
+
+
 @pytest.mark.parametrize("shard", ["gradients", "parameters"])
 def test_sharding_needs_one_stage_and_our_engine(small: Path, shard: str) -> None:
     one = [f"train.shard={shard}", "layout.pp=1", "layout.dp=2"]

@@ -22,6 +22,7 @@ from mtnlg_model.settings import read_toml, validate
 from mtnlg_parallel.training.schedule import LIMIT, BatchSize, Ramp, parse_length
 
 from .engine.contract import ENGINES
+from .planner.cluster import load_cluster
 from .recipe import Recipe, expand_preset
 
 if TYPE_CHECKING:
@@ -33,8 +34,13 @@ LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample")
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
-    """`read_recipe`, of a run to start or to plan. Raises ``UsageFailure`` also if a user's engine cannot train it."""
+    """`read_recipe`, of a run to start or to plan. Raises ``UsageFailure`` also if a user's engine cannot train it.
+
+    Nor may it name an unknown cluster. A cluster's file is not read: it may be missing where the ranks run.
+    """
     recipe = read_recipe(path, overrides, data)
+    if recipe.cluster and not recipe.cluster.endswith(".toml"):
+        load_cluster(recipe.cluster)
     if recipe.train.engine not in ENGINES:
         from .engine.build import supported_engine  # noqa: PLC0415  (imports torch)
 

@@ -130,7 +130,7 @@ def load_cluster(name: str) -> Cluster:
     if name.endswith(".toml") or Path(name).exists():
         return _load(Path(name))
     hint = did_you_mean(name, cluster_names(), cutoff=0.3)
-    raise UsageFailure(f"--cluster {name}: unknown; {hint}there are {', '.join(cluster_names())}, or give a TOML file")
+    raise UsageFailure(f"cluster {name}: unknown; {hint}there are {', '.join(cluster_names())}, or give a TOML file")
 
 
 @cache
