@@ -155,8 +155,8 @@ def _explain(detail: Any, content: Any, schema: type[BaseModel], place: str) -> 
     path = [part for part in detail["loc"] if not str(part).startswith("function-")]
     key = ".".join(str(part) for part in path)
     if detail["type"] == "extra_forbidden":
-        fields = (field for model in _models_at(schema, path[:-1]) for field in model.model_fields.items())
-        valid = sorted({field.alias or name for name, field in fields})
+        models = _models_at(schema, path[:-1])
+        valid = sorted({field.alias or name for model in models for name, field in model.model_fields.items()})
         hint = did_you_mean(str(path[-1]), valid)
         return f"{place}: {key} = {detail['input']!r:.200}: unknown key; {hint}valid keys: {', '.join(valid)}"
     if detail["type"] == "missing" and isinstance(path[-1], str):
@@ -216,4 +216,4 @@ def _models_at(schema: type[BaseModel], path: Sequence[int | str]) -> list[Any]:
 def _models_within(annotation: Any) -> list[type[BaseModel]]:  # noqa: ANN401  (any annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [leaf for argument in getattr(annotation, "__args__", ()) for leaf in _models_within(argument)]
+    return [leaf for argument in get_args(annotation) for leaf in _models_within(argument)]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType
 
-INTERRUPTED, BROKEN_PIPE = 130, 141  # as of a command that SIGINT or SIGPIPE ends
+INTERRUPTED = 130
 NOT_FOR_OTHERS = 0o027  # umask: what a command writes, its group may read and nobody else
 SECONDS_BETWEEN_LINES = 10.0
 MAY_BE_EMPTY = {"--prompt", "--system"}
@@ -153,7 +153,7 @@ def _exit_status(command: Callable[[], int | None]) -> int:
             status = command() or 0
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # of click or rich: nobody reads stdout
-            return BROKEN_PIPE
+            return 141  # as of a command that SIGPIPE ends
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:  # noqa: BLE001  (the outermost level: report one line)
         if _flags.debug:
@@ -211,8 +211,6 @@ def foreign_data(place: object) -> Iterator[None]:
 
 def printable(text: str, keep: str = "") -> str:
     """The text with every character escaped that is not printable, except those of ``keep``."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 

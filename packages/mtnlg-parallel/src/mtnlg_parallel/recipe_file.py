@@ -36,11 +36,17 @@ LENGTHS: Final = ("samples", "warmup", "hold", "decay", "start_sample")
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | None = None) -> Recipe:
     """`read_recipe`, of a run to start or to plan. Raises ``UsageFailure`` also if a user's engine cannot train it.
 
-    Nor may it name an unknown cluster. A cluster's file is not read: it may be missing where the ranks run.
+    So it does if the cluster is unknown, or the model has a setting that is not read with its positions. A cluster's
+    file is not read: it may be missing where the ranks run.
     """
     recipe = read_recipe(path, overrides, data)
     if recipe.cluster and not recipe.cluster.endswith(".toml"):
         load_cluster(recipe.cluster)
+    positions = recipe.model.positions
+    for key in recipe.model.beyond_gpt:
+        needed = {"rotary": "rotary", "position": "learned"}.get(key.partition("_")[0], positions)
+        if needed != positions:
+            raise UsageFailure(f'{path}: model.{key} needs model.positions = "{needed}"')
     if recipe.train.engine not in ENGINES:
         from .engine.build import supported_engine  # noqa: PLC0415  (imports torch)
 

@@ -177,12 +177,11 @@ def _clear(out: Path) -> None:
 
 
 def _complete_state(out: Path, recipe: Recipe) -> RunState | None:
-    if not (out / SUMMARY).exists() or not any((out / CHECKPOINTS).glob("step-*")):
-        return None
-    summary = read_summary(out)
-    if summary["samples"] < recipe.train.samples:
-        return None
-    return RunState(summary["steps"], summary["steps"], complete=True)
+    if (out / SUMMARY).exists() and any((out / CHECKPOINTS).glob("step-*")):
+        summary = read_summary(out)
+        if summary["samples"] >= recipe.train.samples:
+            return RunState(summary["steps"], summary["steps"], complete=True)
+    return None
 
 
 def _remove_unfinished(out: Path) -> None:
