@@ -47,7 +47,7 @@ from mtnlg_parallel.recipe import Recipe, RunOptions  # noqa: E402
 from mtnlg_parallel.record.run_dir import RunState, prepare_run_dir  # noqa: E402
 from mtnlg_parallel.training import watchdog  # noqa: E402
 from mtnlg_parallel.training.loop import Training  # noqa: E402
-from mtnlg_parallel.training.resume import weights_of_folder  # noqa: E402
+from mtnlg_parallel.training.resume import weights_of  # noqa: E402
 from mtnlg_parallel.training.samples import open_data  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -313,7 +313,8 @@ def conversions(request: dict[str, Any], _rank: int) -> dict[str, Any]:
         return convert(family, config, name, tensors)
 
     module.from_theirs = counting
-    zero.restore(engine, weights_of_folder(Path(request["out"]), recipe.model.vocabulary))
+    weights = huggingface.HuggingFaceWeights(Path(request["out"]), recipe.model.vocabulary)
+    zero.restore(engine, weights_of(weights, recipe))
     return {"times": {name: names.count(name) for name in names}}
 
 

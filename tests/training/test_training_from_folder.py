@@ -17,6 +17,7 @@ from mtnlg_model.checkpoint.reader import Checkpoint
 from mtnlg_model.compare import TRAINING_ONLY, differences
 from mtnlg_model.convert.config_json import read_config
 from mtnlg_model.convert.huggingface import export_huggingface, import_huggingface
+from mtnlg_model.initialization import initial_value
 from mtnlg_parallel.identity import IdentityError
 from mtnlg_parallel.initial import initial_weights
 from mtnlg_parallel.recipe import Recipe
@@ -73,11 +74,11 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "hf"
 
 
-def recipe_from(folder: Path, *overrides: str, train: str = TRAIN) -> Recipe:
+def recipe_from(folder: Path, *overrides: str, train: str = TRAIN, data: Path | None = None) -> Recipe:
     """The recipe that ``mtnlg-parallel train RECIPE --from FOLDER`` trains."""
     path = folder.parent / "train.toml"
     path.write_text(train)
-    return load_recipe(path, [initial_weights(folder, path.parent / "none"), *overrides])
+    return load_recipe(path, [initial_weights(folder, path.parent / "none"), *overrides], data)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,34 @@ def test_run_from_a_folder_equals_run_from_its_import(  # noqa: PLR0917  (two ar
     export_huggingface(Checkpoint.open(outs[0] / "checkpoints"), tmp_path / "exported")
     assert not differences(read_config(tmp_path / "exported"), read_config(folder), TRAINING_ONLY)
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported").config.vocab_size == TOKENS
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize(("imports", "tokens"), [(False, 72), (True, 130)])
+def test_tokens_of_a_new_tokenizer_get_rows(  # noqa: PLR0917  (two are the cases)
+    run_ranks: RunRanks, data: Path, folder: Path, tmp_path: Path, imports: bool, tokens: int
+) -> None:
+    """In padding and beyond it, from a folder and from a checkpoint, and the export has them."""
+    place = folder
+    if imports:
+        import_huggingface(folder, place := tmp_path / "imported")
+    data = shutil.copytree(data, tmp_path / "data")
+    tokenizer = tokenizers.Tokenizer.from_file(str(data / "tokens" / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<|{n}|>" for n in range(64, tokens)])
+    tokenizer.save(str(data / "tokens" / "tokenizer.json"))
+    blend = data / "tokens" / "blend.json"
+    blend.write_text(json.dumps(json.loads(blend.read_bytes()) | {"vocabulary": tokens}))
+    recipe = recipe_from(place, "train.new_tokenizer=true", "train.lr=1e-9", "train.precision=fp32", data=data)
+    assert (recipe.model.tokens, recipe.model.vocabulary) == (tokens, 128 if tokens < 128 else 256)
+    run_ranks("train", [recipe], data=data, outs=[tmp_path / "out"])
+    export_huggingface(Checkpoint.open(tmp_path / "out" / "checkpoints"), tmp_path / "exported")
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(place) for place in (folder, tmp_path / "exported")
+    )
+    for name, ours in (("model.embed_tokens", "embedding.token.weight"), ("lm_head", "head.weight")):
+        new = initial_value(recipe.model, ours, recipe.train.seed)[TOKENS:tokens]
+        expected = torch.cat((before.get_submodule(name).weight, new))
+        torch.testing.assert_close(after.get_submodule(name).weight, expected, rtol=0, atol=1e-6)
 
 
 def first_loss(model: transformers.PreTrainedModel, data: Path, sequence: int) -> float:

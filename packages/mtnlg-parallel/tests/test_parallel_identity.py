@@ -147,6 +147,23 @@ def test_refused_start_over_keeps_the_run(tmp_path: Path) -> None:
         assert (step / "manifest.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "padding", "new_tokenizer", "starts"),
+    [(66, 0, True, True), (128, 60, True, True), (128, 64, True, False), (62, 0, True, False), (66, 0, False, False)],
+)
+def test_new_tokenizer_adds_tokens_to_the_model(
+    vocabulary: int, padding: int, new_tokenizer: bool, starts: bool, tmp_path: Path
+) -> None:
+    """To those of a checkpoint of 64; nothing else of its vocabulary may differ."""
+    tokenizer = write_tokenizer(tmp_path / "data" / "tokenizer.json", "<|endoftext|>")
+    step = checkpoint_of(ModelConfig.model_validate(SIZES), tmp_path, tokenizer)
+    config = ModelConfig.model_validate({**SIZES, "vocabulary": vocabulary, "vocabulary_padding": padding})
+    recipe = recipe_of(config, initial=str(step), new_tokenizer=new_tokenizer)
+    with nullcontext() if starts else pytest.raises(IdentityError, match=r"model\.vocabulary is 64 here") as caught:
+        prepare_run_dir(tmp_path / "out", recipe, DataFingerprint(lambda _: "stream", tokenizer), resume=True)
+    assert starts or ("only --new-tokenizer adds tokens to its 64" in str(caught)) == (vocabulary == 66)
+
+
 def write_tokenizer(path: Path, *special: str, indent: int | None = None) -> Path:
     """A tokenizer of 64 tokens."""
     path.parent.mkdir(exist_ok=True)

@@ -1,5 +1,6 @@
 """Every sample goes to one rank, prefetching keeps the order, and an error of the thread is raised by ``next``."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,31 @@ def recipe_of(dp: int, samples: int) -> Recipe:
     train = {"samples": samples, "batch": 8 * dp, "micro_batch": 2, "ramp": ramp, "lr": 1.0, "decay": 1}
     more = {"checkpoint_every": 0, "validation_samples": 2 * dp}
     return Recipe.model_validate({"model": model, "layout": Layout(dp=dp), "train": train | more})
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "train", "hint"),
+    [
+        (10_000, {}, ""),
+        (10_099, {}, "set model.vocabulary to 10100 or more"),
+        (10_100, {}, ""),
+        (10_099, {"initial": "hf"}, ""),  # whose own tokenizer this then is
+        (9_999, {"initial": "hf"}, "add tokens to the model: --new-tokenizer"),
+        (10_099, {"initial": "hf", "new_tokenizer": True}, "set model.vocabulary to 10100 or more"),
+    ],
+)
+def test_padding_of_the_vocabulary_has_no_tokens(
+    vocabulary: int, train: dict[str, object], hint: str, tmp_path: Path
+) -> None:
+    recipe = recipe_of(dp=1, samples=8)
+    padding = 100 if vocabulary > 10_000 else 0
+    model = recipe.model.model_copy(update={"vocabulary": vocabulary, "vocabulary_padding": padding})
+    recipe = recipe.model_copy(update={"model": model, "train": recipe.train.model_copy(update=train)})
+    (tmp_path / "tokenizer.json").touch()
+    data = Data(Numbers(), tmp_path / "tokenizer.json")
+    sizes = f"Numbers: the data's tokenizer has 10000 tokens, the model {model.tokens}; .*{hint}"
+    with pytest.raises(Failure, match=sizes) if hint else nullcontext():
+        open_data(data, recipe)
 
 
 @given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))

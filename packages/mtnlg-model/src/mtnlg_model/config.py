@@ -438,6 +438,9 @@ class ModelConfig(Settings):
         return float(batch * self.sequence * (passes * layers + 3 * sum(self.outer_flops)))
 
 
+VOCABULARY_TENSORS: Final = frozenset({"embedding.token.weight", "head.weight", "head.bias"})
+"""Parameters that have a row per entry of the vocabulary, padding included."""
+
 GPT_FIELDS: Final = tuple(takewhile(lambda name: name != "head_size", ModelConfig.model_fields))
 """Settings of the decoder that the paper describes; other settings are written only if they differ from its values."""
 

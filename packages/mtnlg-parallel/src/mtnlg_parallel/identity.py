@@ -60,6 +60,12 @@ ROTARY_MAY_DIFFER: Final = {
 }
 """Fields of a model with rotary positions that may differ between a run and its initial weights, with the reasons."""
 
+VOCABULARY_MAY_GROW: Final = {
+    "vocabulary": "tokens that only the data's tokenizer has get rows of a new model",
+    "vocabulary_padding": "as vocabulary",
+}
+"""Fields that may differ from the initial weights where ``new_tokenizer`` adds tokens, with the reasons."""
+
 OPTIONS: Final = {"train.initial": "--from", "train.new_tokenizer": "--new-tokenizer"}
 """Options of the command that set a key of the recipe."""
 
@@ -127,10 +133,14 @@ def check_resumed(folder: Path, manifest: Manifest, recipe: Recipe, data: DataFi
 
 def check_initial(initial: Initial, recipe: Recipe, data: DataFingerprint) -> None:
     """Raise ``IdentityError`` unless a run with this recipe and data may start from these weights."""
-    place, rotary = f"--from {initial.folder}", recipe.model.positions == "rotary"
+    place, replaces = f"--from {initial.folder}", recipe.train.new_tokenizer
     hint = "set the recipe's to the checkpoint's, or give another --from"
-    _check_model(place, initial.config, recipe, hint, ROTARY_MAY_DIFFER if rotary else {})
-    if not recipe.train.new_tokenizer:
+    may_differ = ROTARY_MAY_DIFFER if recipe.model.positions == "rotary" else {}
+    if recipe.model.tokens > initial.config.tokens:
+        hint = f"{hint}; only --new-tokenizer adds tokens to its {initial.config.tokens}"
+        may_differ = may_differ | VOCABULARY_MAY_GROW if replaces else may_differ
+    _check_model(place, initial.config, recipe, hint, may_differ)
+    if not replaces:
         hint = "tokenize the data with the model's, or train on with the data's: --new-tokenizer"
         _check_tokenizer(place, initial.folder, data, hint)
 

@@ -45,6 +45,14 @@ def read_initial(place: Path | str, vocabulary_multiple: int = VOCABULARY_MULTIP
     return Initial(folder, manifest.config, raw, manifest.progress)
 
 
+def with_tokens(config: ModelConfig, tokens: int) -> ModelConfig:
+    """A model whose vocabulary has at least ``tokens`` tokens: rows of padding become tokens, then rows are added."""
+    if tokens <= config.tokens:
+        return config
+    vocabulary = max(config.vocabulary, tokens + -tokens % VOCABULARY_MULTIPLE)
+    return config.model_copy(update={"vocabulary": vocabulary, "vocabulary_padding": vocabulary - tokens})
+
+
 def initial_weights(source: Path | str, out: Path, resume: bool = True) -> str:
     """The recipe override that starts a new run from a step-N folder, its URL, or a Hugging Face folder.
 

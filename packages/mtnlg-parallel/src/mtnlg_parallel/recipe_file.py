@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
+from mtnlg_data.tokens.blend import read_blend
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import read_toml, validate
@@ -65,7 +66,7 @@ def read_recipe(path: Path | str, overrides: Sequence[str] = (), data: Path | No
         try:
             if not (content.get("model") or train.get("initial")):
                 raise ValueError("has no [model]; add it, or start from a model's folder: train.initial, --from")  # noqa: TRY301
-            model = _initial_model(content.get("model", {}), train.get("initial"))
+            model = _initial_model(content.get("model", {}), train, data)
             _Lengths(_sequence(model), data).convert(train)
             content["model"] = model
         except (ValueError, Failure) as error:
@@ -125,13 +126,20 @@ class _Lengths(NamedTuple):
         return written if counted is None else counted
 
 
-def _initial_model(model: Any, initial: Any) -> Any:  # noqa: ANN401  (what the file holds)
-    """A [model] merged over the configuration of the initial weights, unless it has a preset or layers of its own."""
+def _initial_model(model: Any, train: dict[str, Any], data: Path | None) -> Any:  # noqa: ANN401  (what the file holds)
+    """A [model] merged over the configuration of the initial weights, unless it has a preset or layers of its own.
+
+    With ``new_tokenizer`` the model gets a row for each token of ``data``.
+    """
+    initial = train.get("initial")
     if not (isinstance(initial, str) and initial and isinstance(model, dict)) or {"preset", "layers"} & model.keys():
         return model
-    from .initial import read_initial  # noqa: PLC0415  (reads files, of these runs alone)
+    from .initial import read_initial, with_tokens  # noqa: PLC0415  (reads files, of these runs alone)
 
-    return read_initial(initial).config.model_dump(mode="json") | model
+    config = read_initial(initial).config
+    if data and train.get("new_tokenizer"):
+        config = with_tokens(config, read_blend(data / "tokens").vocabulary)
+    return config.model_dump(mode="json") | model
 
 
 def _sequence(model: Any) -> int | None:  # noqa: ANN401  (as above)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mtnlg_model.config import VOCABULARY_TENSORS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -71,7 +73,7 @@ def from_theirs(family: Family, config: ModelConfig, name: str, tensors: Sequenc
 
 
 def _padding(config: ModelConfig, name: str) -> int:
-    return config.vocabulary_padding if name in {"embedding.token.weight", "head.weight", "head.bias"} else 0
+    return config.vocabulary_padding if name in VOCABULARY_TENSORS else 0
 
 
 def _pairs(config: ModelConfig) -> Tensor:

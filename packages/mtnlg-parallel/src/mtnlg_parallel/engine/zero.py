@@ -95,15 +95,6 @@ class CheckpointState:
         return "weight" if slot == "master" and slot not in self.checkpoint.slots(name) else slot
 
 
-class CheckpointWeights(CheckpointState):
-    """Weights of a checkpoint for a new run: no moments, no updates so far."""
-
-    @property
-    def optimizer_steps(self) -> int:
-        """0: the optimizer starts anew."""
-        return 0
-
-
 def restore(engine: Engine, initial: InitialState) -> None:
     """Set this rank's parameters, master weights, moments and step count from ``initial``."""
     with torch.no_grad():

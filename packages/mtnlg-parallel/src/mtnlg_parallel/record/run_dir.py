@@ -210,6 +210,8 @@ def _first_state(out: Path, recipe: Recipe, data: DataFingerprint, resume: bool)
             _say_where_it_begins(initial.progress, recipe.train.start_sample)
         if (reach := initial.config.sequence) != recipe.model.sequence:
             say(f"--from {initial.folder}: trained on {reach} tokens at a time, {recipe.model.sequence} from here on")
+        if (tokens := recipe.model.tokens) > initial.config.tokens:
+            say(f"--from {initial.folder}: the vocabulary grows from {initial.config.tokens} tokens to {tokens}")
         for note in carried_chat_files(initial.folder, data.tokenizer).notes:
             say(f"--from {initial.folder}: {note}")
     steps = step + recipe.batch_size.number_of_steps(recipe.train.samples, samples)

@@ -14,6 +14,7 @@ from torch import distributed
 
 from mtnlg_model.checkpoint.manifest import Progress, latest, parse_manifest, read_manifest_bytes
 from mtnlg_model.checkpoint.reader import Checkpoint
+from mtnlg_model.config import VOCABULARY_TENSORS
 from mtnlg_model.initialization import initial_value
 from mtnlg_parallel.engine import zero
 from mtnlg_parallel.identity import check_initial, check_resumed
@@ -26,7 +27,11 @@ from . import guard
 from .collectives import broadcast_from_rank0, wait_for_all
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mtnlg_model.convert.huggingface import HuggingFaceWeights
     from mtnlg_parallel.engine.contract import Engine
+    from mtnlg_parallel.model.slicing import Box
     from mtnlg_parallel.recipe import Recipe
 
     from .checkpointing import During
@@ -75,10 +80,13 @@ def resume(  # noqa: PLR0917  (as Training)
                     checkpoint.verify_share(*place)  # after it: what this rank has read is in memory
                 progress = checkpoint.progress
             else:
-                zero.restore(engine, zero.CheckpointWeights(checkpoint))
+                zero.restore(engine, weights_of(checkpoint, recipe))
                 checkpoint.verify_share(*place, {"weight", "master"})
         elif choice["folder"]:
-            zero.restore(engine, weights_of_folder(Path(choice["folder"]), recipe.model.vocabulary))
+            from mtnlg_model.convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (of no other run)
+
+            folder_weights = HuggingFaceWeights(Path(choice["folder"]), recipe.model.vocabulary)
+            zero.restore(engine, weights_of(folder_weights, recipe))
         else:
             model, seed = recipe.model, recipe.train.seed
             zero.restore(engine, zero.InitialWeights(lambda name, box: initial_value(model, name, seed, box)))
@@ -89,12 +97,25 @@ def resume(  # noqa: PLR0917  (as Training)
     return Resumed(progress, steps)
 
 
-def weights_of_folder(folder: Path, vocabulary: int) -> zero.InitialWeights:
-    """The weights of a Hugging Face folder."""
-    from mtnlg_model.convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (of no other run)
+def weights_of(source: Checkpoint | HuggingFaceWeights, recipe: Recipe) -> zero.InitialWeights:
+    """The weights of a checkpoint or a Hugging Face folder; rows of tokens that it lacks are those of a new model."""
+    model = recipe.model
+    rows = source.config.tokens if model.tokens > source.config.tokens else model.vocabulary
 
-    weights = HuggingFaceWeights(folder, vocabulary)
-    return zero.InitialWeights(lambda name, box: weights.tensor(name)[box])
+    def read(name: str, box: Box) -> Tensor:
+        if isinstance(source, Checkpoint) and "master" in source.slots(name):
+            return source.tensor(name, box, "master")
+        return source.tensor(name, box)
+
+    def value(name: str, box: Box) -> Tensor:
+        if name not in VOCABULARY_TENSORS or box[0].stop <= rows:
+            return read(name, box)
+        weight = initial_value(model, name, recipe.train.seed, box)
+        if (count := rows - box[0].start) > 0:
+            weight[:count] = read(name, (slice(box[0].start, rows), *box[1:]))
+        return weight
+
+    return zero.InitialWeights(value)
 
 
 def _choose(recipe: Recipe, data: RunData, out: Path) -> dict[str, Any]:

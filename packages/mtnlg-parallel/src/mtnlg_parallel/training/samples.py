@@ -212,11 +212,7 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
             place = str(Path(data) / "tokens")
             data = _open_folder(Path(place), sequence, needed, bool(train.validation_every))
         first = first or data
-        if data.train.vocab_size > recipe.model.vocabulary:
-            raise Failure(
-                f"{place}: {data.train.vocab_size} different tokens for model.vocabulary = {recipe.model.vocabulary}; "
-                f"set model.vocabulary to {data.train.vocab_size} or more"
-            )
+        _check_vocabulary(place, data.train.vocab_size, recipe)
         if not data.tokenizer.is_file():  # which every checkpoint has
             raise Failure(f"{data.tokenizer}: no such file; it is written by the tokenize stage of mtnlg-data")
         if data.tokenizer != first.tokenizer and file_checksum(data.tokenizer) != file_checksum(first.tokenizer):
@@ -233,6 +229,20 @@ def open_data(source: Path | str | Data, recipe: Recipe) -> RunData:
         )
     corpus = first.corpus or len(first.train)
     return RunData(RunStream(opened, total), first.tokenizer, first.validation, corpus, first.left_out)
+
+
+def _check_vocabulary(place: str, tokens: int, recipe: Recipe) -> None:
+    """Raise ``Failure`` if the data's tokenizer has more tokens than the model.
+
+    A tokenizer that is that of the initial weights may name tokens that have no row there and occur in no text.
+    """
+    model, train = recipe.model, recipe.train
+    same_tokenizer = train.initial and not train.new_tokenizer  # as `identity.check_initial` sees to
+    if tokens > (model.vocabulary if same_tokenizer else model.tokens):
+        hint = f"set model.vocabulary to {tokens + model.vocabulary_padding} or more"
+        if same_tokenizer:
+            hint = "tokenize with the model's tokenizer, or add tokens to the model: --new-tokenizer"
+        raise Failure(f"{place}: the data's tokenizer has {tokens} tokens, the model {model.tokens}; {hint}")
 
 
 def _check_documents(data: Data) -> None:
