@@ -218,6 +218,8 @@ def test_info_counts_a_folder_of_hugging_face_and_import_pads_it(
     config = Checkpoint.open(tmp_path / "padded").config
     assert (config.vocabulary, config.tokens) == (384, 320)
     assert f"padded: {config.parameters:,} parameters" in err
+    _, _, err = mtnlg_model("export padded again")
+    assert f"again: GPT2LMHeadModel, {counted['parameters']:,} parameters" in err
 
 
 def test_import_tells_the_kinds_of_folders_apart(mtnlg_model: Command, tmp_path: Path, tokenizer_path: Path) -> None:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from mtnlg_model.checkpoint.reader import Checkpoint, save
 from mtnlg_model.console import Failure
 from mtnlg_model.convert import huggingface
-from mtnlg_model.convert.config_json import from_config_json
+from mtnlg_model.convert.config_json import from_config_json, read_config
 from mtnlg_model.convert.huggingface import INDEX, export_huggingface, import_huggingface
 from mtnlg_model.convert.output import new_folder
 from mtnlg_model.decoder import Decoder
@@ -210,6 +210,9 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(llama: Path, tmp_p
     for multiple in (1, 128):
         with pytest.raises(Failure, match=message):
             import_huggingface(llama, tmp_path / "out", vocabulary_multiple=multiple)
+    step = save(Decoder(read_config(llama)), tmp_path, 1, PROGRESS, path)
+    with pytest.raises(Failure, match=message):
+        export_huggingface(Checkpoint.open(step), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -214,7 +214,7 @@ def export(
 
     opened = Checkpoint.open(checkpoint)
     model = export_huggingface(opened, folder, family=family)
-    say(f"{folder}: {model}, {opened.config.parameters:,} parameters")
+    say(f"{folder}: {model}, {opened.config.unpadded.parameters:,} parameters")
 
 
 @app.command(

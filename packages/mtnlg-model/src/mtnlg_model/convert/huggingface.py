@@ -22,7 +22,7 @@ from mtnlg_model.tokenizer_file import missing_tokenizer
 
 from .config_json import is_huggingface, read_family, to_config_json
 from .family_tensors import from_theirs, their_shapes, to_theirs
-from .output import new_checkpoint, new_folder, require_file_size
+from .output import check_tokenizer, new_checkpoint, new_folder, require_file_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +46,13 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path | str, *, family: st
 
     Writes safetensors shards with their index, config.json and the tokenizer, which ``AutoModelForCausalLM`` and
     ``AutoTokenizer`` open; returns the name of the model's class. The family is the first of `families` that supports
-    this decoder, unless ``family`` names one. Raises ``Failure`` if none does, or if a file is damaged.
+    this decoder, unless ``family`` names one. Raises ``Failure`` if none does, if a file is damaged, or if the
+    tokenizer has more tokens than the model.
     """
     folder, config = local_path(folder), checkpoint.config
     definition, content = to_config_json(config, family)
     checkpoint.verify_weights()
+    check_tokenizer(folder, config, checkpoint.tokenizer_path, checkpoint.directory)
     groups: dict[str, list[str]] = {}
     specs: dict[str, TensorSpec] = {}
     for name in checkpoint.names:

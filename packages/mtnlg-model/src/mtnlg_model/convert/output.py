@@ -56,6 +56,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
             lock.unlink()
 
 
+def check_tokenizer(target: Path, config: ModelConfig, tokenizer: Path, folder: Path) -> None:
+    """Raise ``Failure`` if the model in ``folder`` has no row for one of the tokenizer's tokens (`largest_token`)."""
+    if (largest := largest_token(tokenizer, folder)) >= config.tokens:
+        numbers = f"the tokenizer's highest id is {largest}, the model's {config.tokens - 1}"
+        raise Failure(f"{target}: {numbers}: they do not belong together")
+
+
 @contextmanager
 def new_checkpoint(
     target: Path,
@@ -70,9 +77,7 @@ def new_checkpoint(
     Raises ``Failure`` if the tokenizer has a larger vocabulary than the model.
     """
     folder = folder or tokenizer.parent
-    if (largest := largest_token(tokenizer, folder)) >= config.tokens:
-        numbers = f"the tokenizer's highest id is {largest}, the model's {config.tokens - 1}"
-        raise Failure(f"{target}: {numbers}: they do not belong together")
+    check_tokenizer(target, config, tokenizer, folder)
     # Read now, although needed last: by then, maybe hours later, the file may have been replaced.
     text, chat_files = read_tokenizer(tokenizer), read_chat_files(folder)
     with new_folder(target) as partial:
