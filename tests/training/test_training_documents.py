@@ -11,6 +11,7 @@ from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import DataSettings, Recipe
 from mtnlg_parallel.recipe_file import load_recipe
+from mtnlg_parallel.record.metrics import read_steps
 from mtnlg_parallel.training.guard import NO_TARGETS
 from mtnlg_parallel.training.samples import open_data
 from training.reference_loop import FP32, RunRanks, recipe_of
@@ -73,11 +74,13 @@ def test_epochs_are_passes_over_the_data(data: Path, tmp_path: Path) -> None:
 def test_steps_of_which_nothing_is_learned_are_skipped(
     engine: str, run_ranks: RunRanks, data: Path, tmp_path: Path
 ) -> None:
-    """They have no loss, and are no sign of a run that goes wrong; a validation of such samples is no figure."""
+    """They have no loss and end no run early, but one of only such steps fails; nor has a validation of them a loss."""
     unlearned = with_masks(data, tmp_path / "data", {"prose": 0.0, "code": 0.0})
     recipe = isolated((1, 1, 2), "joined", samples=24, ramp=None, validation_every=3, engine=engine)
     recipe = recipe.model_copy(update={"guard": recipe.guard.model_copy(update={"most_skips": 2})})
-    steps = trained(run_ranks, recipe, unlearned, tmp_path / "out")[0]["steps"]
+    errors = run_ranks("train", [recipe], data=unlearned, outs=[tmp_path / "out"], fails=True)
+    assert all("guard.NoStepTaken: all 3 steps were skipped" in error for error in errors)
+    steps = [*read_steps(tmp_path / "out")]
     found = {(step["loss"], step["grad_norm"], step["skipped"]) for step in steps}
     assert found == {(None, 0.0, NO_TARGETS.code)}
     assert "not finite" in steps[2]["validation_error"]

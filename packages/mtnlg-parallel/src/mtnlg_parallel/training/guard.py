@@ -64,6 +64,15 @@ class TooManySkips(Failure):
         )
 
 
+class NoStepTaken(Failure):
+    """All ``steps`` of a run were skipped, so that its weights are those that it began with."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        hint = "remove the cause, skip_reason in metrics.jsonl, and start over with --no-resume"
+        super().__init__(f"all {steps} steps were skipped, so nothing was trained; {hint}")
+
+
 class Guard:
     """Judges steps by the window of preceding steps; ``steps`` is the `history` of the run so far.
 

@@ -38,7 +38,7 @@ from mtnlg_parallel.record.trackers import open_trackers
 
 from .checkpointing import BackgroundCheckpoint, StateCopier
 from .collectives import all_gather_json, broadcast_from_rank0
-from .guard import NO_TARGETS, Guard
+from .guard import NO_TARGETS, Guard, NoStepTaken
 from .resume import resume
 from .samples import Prefetch, RunData, is_masked, micro_batches, validation_samples
 from .watch import Watch
@@ -137,6 +137,8 @@ class Training:
                         self.checkpoint.begin(self.progress, "skipped" in step)
                     break
             self.checkpoint.finish()
+            if self.finished and not self.engine.optimizer_steps:
+                raise NoStepTaken(self.progress.step)
         finally:
             self.watchdog.close()
             if batches:
