@@ -178,6 +178,7 @@ def test_rollback_trains_on_without_the_samples_it_skips(  # noqa: PLR0917  (fix
     command = ["rollback", str(tmp_path / "out"), "--to", "step-2", "--skip", "LAST"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
+    assert "same command" not in done.output
     written = load_recipe(tmp_path / "out" / "recipe.toml")
     assert [written.train.skip, *(change.skip for change in written.train.change)] == skips
     assert numbers(written, range(16)) == numbers(recipe, range(16))

@@ -158,7 +158,7 @@ def rollback_command(
 ) -> None:
     """Go back to a checkpoint: later ones are removed, and the same train command resumes from it.
 
-    What --skip leaves out is written into the run's recipe; put what it prints into yours.
+    With --skip only once your recipe has the ranges that it prints, as the run's own then has.
     """
     step = to.removeprefix("step-")
     if not step.isdecimal():
@@ -166,11 +166,12 @@ def rollback_command(
     from .record.rollback import rollback  # noqa: PLC0415  (seldom needed)
 
     train = rollback(out, int(step), bool(skip))
-    say(f"{out}: step {step} is the newest checkpoint; the same command resumes from it")
+    resumes = "the same command resumes from it"
     if skip:
         tables = [("[train]", train.skip), *((f"the change at = {each.at}", each.skip) for each in train.change)]
         lines = " and ".join(f"skip = {[*map(list, ranges)]} in {table}" for table, ranges in tables if ranges)
-        say(f"its recipe has {lines}; put that into yours, or train {out / 'recipe.toml'}")
+        resumes = f"to resume from it, write {lines} of your recipe, or train {out / 'recipe.toml'}"
+    say(f"{out}: step {step} is the newest checkpoint; {resumes}")
 
 
 app.command("plan")(plan_command)
