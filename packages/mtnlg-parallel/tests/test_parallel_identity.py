@@ -74,6 +74,19 @@ def test_a_run_whose_rate_never_decays_may_become_longer(shape: str, resumes: bo
         check_same_run(tmp_path, short, longer, 16)
 
 
+@pytest.mark.parametrize(
+    ("model", "train", "steers"), [({}, {"lr": 1e-4}, True), ({"sequence": 16}, {}, False), ({}, {"seed": 5}, False)]
+)
+def test_only_what_can_change_is_said_to(
+    model: dict[str, int], train: dict[str, Any], steers: bool, tmp_path: Path
+) -> None:
+    before = Recipe.model_validate({"model": SIZES, "train": TRAIN})
+    now = Recipe.model_validate({"model": SIZES | model, "train": TRAIN | train | {"samples": 64}})
+    with pytest.raises(IdentityError, match=r"train\.decay was 32 and is 64 now[,;]") as caught:
+        check_same_run(tmp_path, before, now, 16)
+    assert ("[[train.change]]" in str(caught.value)) == steers
+
+
 def test_allowed_differences_are_keys_with_reasons() -> None:
     listed = RESUMED_MAY_DIFFER | {f"model.{key}": reason for key, reason in TRAINING_ONLY.items()}
     assert listed.keys() <= set().union(*map(tables, KEYS))

@@ -16,7 +16,7 @@ from mtnlg_model.console import UsageFailure
 from .recipe import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from mtnlg_model.checkpoint.manifest import Manifest
@@ -91,7 +91,7 @@ def check_same_run(out: Path, before: Recipe, now: Recipe, samples: int) -> None
     if changed := differences(past, ours, RESUMED_MAY_DIFFER):
         hint = "--from CHECKPOINT with another --out starts a new run from its weights, --no-resume starts over"
         keys = {each.key.removeprefix("train.").partition("[")[0] for each in changed}
-        if samples and keys & {"change", *Change.model_fields}:
+        if samples and keys <= {"change", *Change.model_fields}:
             hint = f"put changes from here on under [[train.change]] with at = {samples} or later; {hint}"
         raise IdentityError(f"{out}: another run: {changes(changed)}; {hint}", changed)
     lost = {each for part in before.train.stream_parts for each in part.skip}
@@ -103,13 +103,13 @@ def check_same_run(out: Path, before: Recipe, now: Recipe, samples: int) -> None
         )
 
 
-def changes(changed: Iterable[Difference]) -> str:
+def changes(changed: Sequence[Difference]) -> str:
     """Differences as text: "ours" is the earlier recipe, "theirs" the current one."""
     texts = []
     for key, before, now in changed:
         name = f"{key} ({OPTIONS[key]})" if key in OPTIONS else key
         # train.decay defaults to all samples, so changing the number of samples changes the schedule.
-        way_out = f" (--set {key}={before} resumes)" if key == "train.decay" else ""
+        way_out = f" (--set {key}={before} resumes)" if key == "train.decay" and len(changed) == 1 else ""
         texts.append(f"{name} was {_shown(before)} and is {_shown(now)} now{way_out}")
     return ", ".join(texts)
 
