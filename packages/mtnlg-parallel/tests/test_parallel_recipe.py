@@ -179,6 +179,8 @@ def test_a_recipe_of_an_earlier_version_loads(
         ("train.precision=fp16", "train.precision = 'fp16': Input should be 'fp32', 'bf16' or 'fp8'"),
         ("train.warmup=100", "warmup = 100 must end before decay = 100"),
         ("train.min_lr=1.0", "min_lr = 1.0 is above lr = 0.001"),
+        ("train.change=[{at=50,min_lr=1.0}]", "change at = 50: min_lr = 1.0 is above lr = 0.001"),
+        ("train.change=[{at=50,hold=99,decay=60}]", "at = 50: warmup or hold ends at 99, not before decay = 60"),
         ("train.ramp={start=3,increment=2,samples=10}", "never meets batch = 8"),
         ("train.ramp={start=2,increment=2,samples='9 steps'}", "train.ramp; write the ramp's own length in samples or"),
         ("model.preset=dense-2b", "preset dense-2b: unknown; choose from mt-nlg-530b"),

@@ -280,9 +280,10 @@ class Train(Settings):
                 raise ValueError(f"{place} must come after the one at = {before}")
             if change.batch and change.at < ramped:
                 raise ValueError(f"{place}: batch = {change.batch} within the ramp of {ramped} samples")
-            ends_late = self.decays and settings.learning_rate.peak_end >= settings.decay
-            if ends_late or settings.min_lr > settings.lr:
-                raise ValueError(f"{place}: warmup and hold must end before decay, and min_lr be at most lr")
+            if self.decays and (end := settings.learning_rate.peak_end) >= settings.decay:
+                raise ValueError(f"{place}: warmup or hold ends at {end}, not before decay = {settings.decay}")
+            if settings.min_lr > settings.lr:
+                raise ValueError(f"{place}: min_lr = {settings.min_lr} is above lr = {settings.lr}")
             before = change.at
         return self
 
