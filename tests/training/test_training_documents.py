@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtnlg_data.stream import open_stream
 from mtnlg_data.tokens.store import TokenStore, writing_store
 from mtnlg_model.settings import dump
 from mtnlg_parallel.recipe import DataSettings, Recipe
@@ -68,6 +69,16 @@ def test_epochs_are_passes_over_the_data(data: Path, tmp_path: Path) -> None:
     loaded = load_recipe(tmp_path, ["train.samples=1.5 epochs", "train.decay=2 epochs"], data)
     corpus = open_data(data, recipe).corpus
     assert (loaded.train.samples, loaded.train.decay) == (round(1.5 * corpus), 2 * corpus)
+
+
+def test_tokens_in_no_sample_are_counted(data: Path) -> None:
+    recipe = recipe_of(validation_every=0)
+    assert not open_data(data, recipe).left_out
+    largest = max(open_stream(data / "tokens", 8).sources, key=lambda source: source.tokens)
+    sequence = largest.tokens * 2 // 3
+    longer = recipe.model_copy(update={"model": recipe.model.model_copy(update={"sequence": sequence})})
+    unread = f"{largest.tokens - 1 - sequence} of {largest.tokens} tokens are in no sample"
+    assert any(f"{largest.name}: {unread}: the rest of a source" in line for line in open_data(data, longer).left_out)
 
 
 @pytest.mark.parametrize("engine", ["pipeline", "deepspeed"])

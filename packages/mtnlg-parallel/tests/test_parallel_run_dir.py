@@ -101,7 +101,7 @@ def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
     be_rank: Callable[..., None],
     restarts: str,
 ) -> None:
-    source = ["tokens/tiny.bin: 9 train tokens"]
+    source = ["tokens/tiny.bin: 9 train tokens; the source is left out"]
     data = SimpleNamespace(left_out=source, corpus=20, fingerprint=DATA, verify=lambda: None)
     monkeypatch.setattr(run, "open_data", lambda *_: data)
     old, new = (tmp_path / LOGS / name for name in ("old", "new"))

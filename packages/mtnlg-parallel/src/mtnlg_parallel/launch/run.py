@@ -372,7 +372,7 @@ def _prepare(run: TrainingRun, expected: Forecast | None = None) -> RunState:
     recipe, data, resume = run.recipe, open_data(run.data, run.recipe), run.resume or read_environment().is_restart
     data.verify()
     for line in data.left_out:
-        say(f"WARNING: {line}; the source is left out, and its weight goes to the others")
+        say(f"WARNING: {line}")
     start, samples = recipe.train.start_sample, recipe.train.samples
     passes = f"of the {data.corpus:,} in one pass over the corpus, so {samples / data.corpus:.3g} passes"
     place = type(run.data.train).__name__ if isinstance(run.data, Data) else run.data

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 PREFETCH_DEPTH = 64
 """Most micro-batches in the queue: a few megabytes."""
+MAX_UNREAD = 0.01
+"""Share of a source's tokens that may be in no sample without a line that says so."""
 
 
 class RunStream:
@@ -144,7 +146,7 @@ class Data(NamedTuple):
     """A training stream, the tokenizer.json that made its tokens, and a held-out stream, if any.
 
     ``corpus``: samples in one pass over the training tokens; 0 means the stream's length. ``left_out`` has a line for
-    each source that is too small for one training sample.
+    each source that is too small for one training sample, or of which over `MAX_UNREAD` is in none.
     """
 
     train: TokenStream
@@ -262,7 +264,13 @@ def _open_folder(tokens: Path, sequence: int, samples: int, validates: bool) -> 
     train = open_stream(tokens, sequence, "train", samples)
     corpus = sum(source.windows for source in train.sources)
     validation = open_stream(tokens, sequence, "validation") if validates else None
-    return Data(train, tokens / "tokenizer.json", validation, corpus, train.left_out)
+    notes = [f"{line}; the source is left out, and its weight goes to the others" for line in train.left_out]
+    for source in train.sources:
+        unread = source.tokens - 1 - source.windows * sequence
+        if unread > MAX_UNREAD * source.tokens:
+            rest = f"the rest of a source that does not fill model.sequence = {sequence}"
+            notes.append(f"{source.name}: {unread} of {source.tokens} tokens are in no sample: {rest}")
+    return Data(train, tokens / "tokenizer.json", validation, corpus, tuple(notes))
 
 
 def validation_samples(recipe: Recipe, stream: TokenStream | None) -> int:
