@@ -93,25 +93,34 @@ def test_unremovable_leftovers_are_named_and_ignored(
     assert "step-9.tmp: Directory not empty; the old " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("restarts", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
-def test_a_restart_of_a_run_that_started_over_goes_on_with_it(
+@pytest.mark.parametrize(
+    ("restarts", "corpus", "passes"),
+    [
+        ("TORCHELASTIC_RESTART_COUNT", 20, "1.6 passes"),
+        ("SLURM_RESTART_COUNT", 0.02, "1,600 passes, each of the same text"),
+    ],
+)
+def test_a_restart_of_a_run_that_started_over_goes_on_with_it(  # noqa: PLR0917  (three are the case)
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     be_rank: Callable[..., None],
     restarts: str,
+    corpus: float,
+    passes: str,
 ) -> None:
     source = ["tokens/tiny.bin: 9 train tokens; the source is left out"]
-    data = SimpleNamespace(left_out=source, corpus=20, fingerprint=DATA, verify=lambda: None)
+    data = SimpleNamespace(left_out=source, corpus=corpus, fingerprint=DATA, verify=lambda: None)
     monkeypatch.setattr(run, "open_data", lambda *_: data)
     old, new = (tmp_path / LOGS / name for name in ("old", "new"))
     for folder, count in ((old, 0), (new, 1)):
         folder.mkdir(parents=True)
         be_rank(**{restarts: count})
         run.prepare(run.TrainingRun(recipe_of(), "data", tmp_path, RunOptions(device="cpu"), resume=False))
-        warning, passes, *_ = capsys.readouterr().err.splitlines()
+        warning, reads, *_ = capsys.readouterr().err.splitlines()
     assert warning.startswith("WARNING: tokens/tiny.bin: 9 train tokens; the source is left out")
-    assert passes == "data: samples 0 to 32 of the token stream, of the 20 in one pass over the corpus, so 1.6 passes"
+    corpus_line = f"data: samples 0 to 32 of the token stream, of the {corpus} in one pass over the corpus, so "
+    assert reads == corpus_line + passes
     assert not old.exists(), "the first attempt starts over"
     assert new.exists()
 

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 WAITING_MAY_DIFFER: Final = {"slurm": "the new job's own", "layout": "in the arguments of its agents"}
 """Keys of the recipe that may differ between a job and the run that it waits for, with the reasons."""
 
+MANY: Final = 10
+"""Passes over the corpus above which a line says so."""
+
 LOCK_PATIENCE: Final = 300.0
 """Seconds that a restart waits for its folder's lock; NFS releases a lost node's lock after about 90 s."""
 
@@ -374,9 +377,11 @@ def _prepare(run: TrainingRun, expected: Forecast | None = None) -> RunState:
     for line in data.left_out:
         say(f"WARNING: {line}")
     start, samples = recipe.train.start_sample, recipe.train.samples
-    passes = f"of the {data.corpus:,} in one pass over the corpus, so {samples / data.corpus:.3g} passes"
+    passes = samples / data.corpus
+    times = f"{passes:,.0f} passes, each of the same text" if passes > MANY else f"{passes:.3g} passes"
     place = type(run.data.train).__name__ if isinstance(run.data, Data) else run.data
-    say(f"{place}: samples {start:,} to {start + samples:,} of the token stream, {passes}")
+    corpus = f"of the {data.corpus:,} in one pass over the corpus, so {times}"
+    say(f"{place}: samples {start:,} to {start + samples:,} of the token stream, {corpus}")
     supported_engine(recipe)
     if recipe.train.copy_to:
         fetch_newest(recipe.train.copy_to, run.out / CHECKPOINTS, resume)
