@@ -314,7 +314,7 @@ def conversions(request: dict[str, Any], _rank: int) -> dict[str, Any]:
 
     module.from_theirs = counting
     weights = huggingface.HuggingFaceWeights(Path(request["out"]), recipe.model.vocabulary)
-    zero.restore(engine, weights_of(weights, recipe))
+    zero.restore(engine, weights_of(recipe, weights.config.tokens, weights.tensor))
     return {"times": {name: names.count(name) for name in names}}
 
 

@@ -6,6 +6,7 @@ its manifest and the guard's history to all. So stale directory listings cannot 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -27,9 +28,10 @@ from . import guard
 from .collectives import broadcast_from_rank0, wait_for_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-    from mtnlg_model.convert.huggingface import HuggingFaceWeights
     from mtnlg_parallel.engine.contract import Engine
     from mtnlg_parallel.model.slicing import Box
     from mtnlg_parallel.recipe import Recipe
@@ -80,13 +82,14 @@ def resume(  # noqa: PLR0917  (as Training)
                     checkpoint.verify_share(*place)  # after it: what this rank has read is in memory
                 progress = checkpoint.progress
             else:
-                zero.restore(engine, weights_of(checkpoint, recipe))
+                fp32 = partial(zero.CheckpointState(checkpoint).weight, dtype=torch.float32)
+                zero.restore(engine, weights_of(recipe, checkpoint.config.tokens, fp32))
                 checkpoint.verify_share(*place, {"weight", "master"})
         elif choice["folder"]:
             from mtnlg_model.convert.huggingface import HuggingFaceWeights  # noqa: PLC0415  (of no other run)
 
-            folder_weights = HuggingFaceWeights(Path(choice["folder"]), recipe.model.vocabulary)
-            zero.restore(engine, weights_of(folder_weights, recipe))
+            weights = HuggingFaceWeights(Path(choice["folder"]), recipe.model.vocabulary)
+            zero.restore(engine, weights_of(recipe, weights.config.tokens, weights.tensor))
         else:
             model, seed = recipe.model, recipe.train.seed
             zero.restore(engine, zero.InitialWeights(lambda name, box: initial_value(model, name, seed, box)))
@@ -97,15 +100,10 @@ def resume(  # noqa: PLR0917  (as Training)
     return Resumed(progress, steps)
 
 
-def weights_of(source: Checkpoint | HuggingFaceWeights, recipe: Recipe) -> zero.InitialWeights:
-    """The weights of a checkpoint or a Hugging Face folder; rows of tokens that it lacks are those of a new model."""
+def weights_of(recipe: Recipe, tokens: int, read: Callable[[str, Box], Tensor]) -> zero.InitialWeights:
+    """The weights that ``read`` gives of a model of ``tokens`` tokens, and for further tokens rows of a new model."""
     model = recipe.model
-    rows = source.config.tokens if model.tokens > source.config.tokens else model.vocabulary
-
-    def read(name: str, box: Box) -> Tensor:
-        if isinstance(source, Checkpoint) and "master" in source.slots(name):
-            return source.tensor(name, box, "master")
-        return source.tensor(name, box)
+    rows = tokens if model.tokens > tokens else model.vocabulary
 
     def value(name: str, box: Box) -> Tensor:
         if name not in VOCABULARY_TENSORS or box[0].stop <= rows:
