@@ -70,7 +70,7 @@ def run_recipe(out: Path) -> Recipe:
 def check_run_dir(out: Path) -> None:
     """Raise ``UsageFailure`` if ``out`` holds no training run, but files of others under names that a run writes."""
     names = (SUMMARY, RECIPE) if (out / LOCK).exists() else (*FOLDERS, *FILES)  # a run may fail before it has these
-    written = [name for name in names if (out / name).exists()]
+    written = [name for name in names if (out / name).is_file() or any((out / name).glob("*"))]
     if written and not _has_recipe(out):
         raise UsageFailure(f"{out}: holds {', '.join(written)}, not a training run; give another --out")
 
