@@ -110,7 +110,7 @@ def test_orders_that_cannot_run_are_refused(file: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_exist() -> None:
-    with pytest.raises(UsageFailure, match="choose from 1f1b, interleaved, zero-bubble"):
+    with pytest.raises(UsageFailure, match=r"dualpipe.: unknown; 1f1b, interleaved, zero-bubble, package"):
         load_schedule("dualpipe")
     with pytest.raises(ValueError, match="dualpipe: unknown; 1f1b, interleaved, zero-bubble, package"):
         recipe("dualpipe")
