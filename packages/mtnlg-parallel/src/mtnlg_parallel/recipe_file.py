@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from mtnlg_data.tokens.blend import read_blend
 from mtnlg_model.config import ModelConfig
 from mtnlg_model.console import Failure, UsageFailure
 from mtnlg_model.settings import read_toml, validate
@@ -138,6 +137,8 @@ def _initial_model(model: Any, train: dict[str, Any], data: Path | None) -> Any:
 
     config = read_initial(initial).config
     if data and train.get("new_tokenizer"):
+        from mtnlg_data.tokens.blend import read_blend  # noqa: PLC0415  (as above)
+
         config = with_tokens(config, read_blend(data / "tokens").vocabulary)
     return config.model_dump(mode="json") | model
 

@@ -36,7 +36,8 @@ def references() -> dict[str, str]:
 
 def load_family(name: str) -> Family:
     """The family of a name or a reference. Raises ``UsageFailure`` listing the names if it is neither."""
-    family = registry.load(name, references(), what := f"family {name:.100}")
+    names = _OURS if name in _OURS else references()  # which searches all installed packages
+    family = registry.load(name, names, what := f"family {name:.100}")
     if not isinstance(family, Family):
         raise UsageFailure(f"{what}: a {type(family).__name__}, not a Family")
     return family
